@@ -21,7 +21,7 @@ from agent_r1.config import checks as config_checks
 from agent_r1.config.models import fetch_models, model_variables, with_models
 from agent_r1.config.run import Config, ConfigError, write_config
 from agent_r1.config.sources import quoted
-from agent_r1.learner.checkpoints.standing import ledger_problem, resume_notes
+from agent_r1.learner.checkpoints.standing import resume_notes, state_problem
 from agent_r1.learner.heartbeat import refuse_a_second
 from agent_r1.learner.outcome import finished_status, last_summary
 from agent_r1_deploy.local_folder import claim_run_folder, launcher_state, running_launcher
@@ -287,14 +287,14 @@ async def _run_services(
 # --- Training ----------------------------------------------------------------------------------
 
 
-def require_ledger(config: Config) -> None:
-    """Refuse to continue a run whose next start cannot be numbered.
+def require_state(config: Config) -> None:
+    """Refuse to continue a run whose folder does not say where it stands.
 
     Raises:
-        ConfigError: its ledger is missing, torn or too old.
+        ConfigError: its ledger is missing, torn or too old, or its newest checkpoint is damaged.
     """
     stored = config.learner.checkpoint_url is not None
-    problem = ledger_problem(config.run.folder(), stored=stored)
+    problem = state_problem(config.run.folder(), stored=stored)
     if problem is not None:
         raise ConfigError(problem)
 
@@ -329,7 +329,7 @@ def run_training(config: Config, *, resume: bool, temporary: bool = False) -> in
     """
     folder = config.run.folder()
     if resume and running_launcher(folder) is None:
-        require_ledger(config)
+        require_state(config)
         if status := nothing_to_do(config):
             return EXIT_OF_STATUS[status]
     config_checks.check(config, "train", resume=resume)

@@ -29,6 +29,7 @@ from agent_r1_service.files.run_folder import (
     LOGS_DIR,
     TRAJECTORIES_DIR,
 )
+from agent_r1_service.files.state import read_object
 
 REDIS_URL_FILE = "redis.url"
 """In the private folder: how to reach the Redis of a live run."""
@@ -45,9 +46,9 @@ LEFT_BY_A_FAILED_START = {
 def running_launcher(folder: Path) -> dict[str, Any] | None:
     """Return what `launcher.json` says if the launcher it names is alive."""
     try:
-        values = json.loads((folder / LAUNCHER_FILE).read_text(encoding="utf-8"))
+        values = read_object(folder / LAUNCHER_FILE)
         command = Path(f"/proc/{int(values['pid'])}/cmdline").read_bytes()
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
     return values if values.get("command") == command.decode(errors="replace") else None
 

@@ -31,6 +31,7 @@ from agent_r1_service.files.run_folder import (
     SUMMARY_FILE,
     TRAJECTORIES_DIR,
 )
+from agent_r1_service.files.state import read_object
 from agent_r1_service.files.writing import write_atomically
 
 EXIT_OF_STATUS = {FINISHED: 0, FINISHED_WITH_LOSSES: EXIT_LOSSES}
@@ -40,7 +41,7 @@ EXIT_OF_STATUS = {FINISHED: 0, FINISHED_WITH_LOSSES: EXIT_LOSSES}
 def read_json(file: Path) -> dict[str, Any]:
     """Return what a JSON file holds; nothing where it is missing or broken."""
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return read_object(file)
     except (OSError, ValueError):
         return {}
 

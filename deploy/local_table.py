@@ -21,7 +21,7 @@ from typing import Any, TextIO
 from agent_r1.config.models import fetch_models, model_variables
 from agent_r1.config.run import Config, ConfigError, write_config
 from agent_r1.learner.checkpoints.ledger import Ledger
-from agent_r1.learner.checkpoints.standing import ledger_problem, resume_notes
+from agent_r1.learner.checkpoints.standing import resume_notes, state_problem
 from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
 from agent_r1_deploy.local import open_folder, prepare_redis, run_services
 from agent_r1_deploy.local_client import failures_shown
@@ -92,7 +92,7 @@ def run_table(
     """
     check_idle(folder)
     for run in runs:
-        if (problem := ledger_problem(run.folder)) is not None:
+        if (problem := state_problem(run.folder)) is not None:
             raise ConfigError(problem)
     private_folder(folder / LOGS_DIR)
 

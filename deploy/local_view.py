@@ -8,7 +8,6 @@ stay; elsewhere (a log, a pipe) every step is a line. local_result.py shows the 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 import statistics
@@ -32,7 +31,6 @@ from agent_r1_deploy.failure_text import failure_text, log_of
 from agent_r1_proto.failures import Failure
 from agent_r1_service.durations import format_duration
 from agent_r1_service.files.conditions import Condition
-from agent_r1_service.files.json_lines import split_lines
 from agent_r1_service.files.run_folder import (
     CONDITIONS_FILE,
     EVALUATIONS_FILE,
@@ -40,6 +38,7 @@ from agent_r1_service.files.run_folder import (
     LOGS_DIR,
     METRICS_FILE,
 )
+from agent_r1_service.files.state import parse_objects
 
 UPDATE_S = 0.5
 STEPS_FOR_ETA = 10
@@ -47,13 +46,12 @@ COLUMN_GAP = 2
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a JSON-lines file that may be growing: a line cut off at the end is left out."""
+    """Read a JSON-lines file that may be growing: lines that are cut off are left out."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return []
-    complete = text[: text.rfind("\n") + 1]
-    return [json.loads(line) for line in split_lines(complete) if line.strip()]
+    return parse_objects(text[: text.rfind("\n") + 1])
 
 
 class Tail:
@@ -74,8 +72,7 @@ class Tail:
     def new(self) -> Iterator[dict[str, Any]]:
         """Yield complete new lines."""
         for line in self._added():
-            if line.strip():
-                yield json.loads(line)
+            yield from parse_objects(line.decode(errors="replace"))
 
     def _added(self) -> list[bytes]:
         try:

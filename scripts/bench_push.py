@@ -23,11 +23,10 @@ from typing import Any
 import numpy as np
 from fastapi import FastAPI
 
-from agent_r1.learner.config import EngineConfig, LearnerConfig
+from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.interface import LossSpec, PolicyEngine, TrainSample
 from agent_r1.learner.server import LearnerServer
-from agent_r1.learner.weights.transports.http import HttpTransport
-from agent_r1.rollout.weights.http import HttpFetcher
+from agent_r1.weights.http import HttpFetcher, HttpTransport
 from agent_r1_proto.registry import RolloutServer
 from agent_r1_proto.weights import MANIFEST_FILE, SNAPSHOT_FILE, NewestVersion, WeightManifest
 from agent_r1_service.config import ListenConfig, ModelConfig
@@ -67,7 +66,8 @@ class Servers(AsyncExitStack):
                 timeout_s=600.0,
                 token=None,
             )
-            self.fetchers.append(await self.enter_async_context(fetcher))
+            await self.enter_async_context(fetcher)
+            self.fetchers.append(fetcher)
             app, listen = FastAPI(), ListenConfig()
             fetcher.add_routes(app)
             listener = bind(str(number), listen, None)
@@ -116,11 +116,10 @@ async def measure_deltas(model: Path, folder: Path, steps: int) -> list[WeightMa
     settings = EngineConfig(lr=LR, device="cpu")
     described = ModelConfig(path=str(model), dtype="bfloat16", max_context=2 * TOKENS)
     engine = DeepSpeedPolicyEngine(EngineSetup.of(described, settings))
-    config = LearnerConfig(transport="http", push="delta", dense_every=steps + 1)
     manifests: list[WeightManifest] = []
     async with (
-        LearnerServer(config.server, None) as server,
-        HttpTransport(config, server) as learner,
+        LearnerServer(ListenConfig(), None) as server,
+        HttpTransport(server, dense_every=steps + 1) as learner,
         Servers(folder / "pulled") as servers,
     ):
         await servers.start(1)
@@ -155,11 +154,10 @@ async def measure_deltas(model: Path, folder: Path, steps: int) -> list[WeightMa
 async def measure_fetchers(directory: Path, version: int) -> list[dict[str, float]]:
     """Pull one version with more and more servers at once; return a row for each number."""
     rows: list[dict[str, float]] = []
-    config = LearnerConfig(transport="http")
     for count in FETCHERS:
         async with (
-            LearnerServer(config.server, None) as server,
-            HttpTransport(config, server) as learner,
+            LearnerServer(ListenConfig(), None) as server,
+            HttpTransport(server, dense_every=1) as learner,
             Servers(directory.parent / "pulled") as servers,
         ):
             await servers.start(count)

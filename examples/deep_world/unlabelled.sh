@@ -9,13 +9,14 @@ runs=runs/deep_world
 train() { # train NAME SEED [OPTION]...: a run whose trajectories are kept; it looks at no reported set
     run=$runs/$1 seed=$2
     shift 2
-    if [ ! -d "$run" ]; then
+    # --resume of a finished run ends at once. Status 3: it is finished, with losses that were named.
+    if [ -f "$run/config.json" ]; then
+        .venv/bin/agent-r1 train --resume "$run" || [ $? -eq 3 ]
+    else
         .venv/bin/agent-r1 train "$example/run.toml" --run-dir "$run" --set "run.seed=$seed" \
             --set learner.trajectories_per_step=64 --set evaluation.every=0 --set evaluation.after=false \
             --set 'diagnose.sets=["development"]' --set 'evaluation.sets={}' \
-            --set "evaluation.sets.development=\"$example/data/eval_development.jsonl\"" "$@"
-    elif [ ! -f "$run/summary.json" ]; then
-        .venv/bin/agent-r1 train --resume "$run"
+            --set "evaluation.sets.development=\"$example/data/eval_development.jsonl\"" "$@" || [ $? -eq 3 ]
     fi
 }
 

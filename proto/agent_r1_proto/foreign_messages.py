@@ -27,8 +27,8 @@ def own_fields(value: object) -> object:
     """Return what is given as a message as the fields of a `ChatMessage`, where it is a table.
 
     Tool calls and the id of the call that a result answers are kept, and a null content beside
-    calls is no text. Reasoning becomes a thought at the beginning of the text. The name of a
-    speaker is left out, as chat templates do.
+    calls is no text. A refusal is what was said. Reasoning becomes a thought at the beginning of
+    the text. The name of a speaker is left out, as chat templates do.
 
     Raises:
         ValueError: it holds what no policy can be shown; the text names the field.
@@ -37,7 +37,7 @@ def own_fields(value: object) -> object:
         return value
     given = cast("Mapping[str, Any]", value)
     fields = _of_sharegpt(given) if "from" in given else dict(given)
-    # What the API's own objects have at all times: refusal, audio, annotations.
+    # What the API's own objects have at all times: audio, annotations.
     fields = {k: v for k, v in fields.items() if k == "content" or v not in _EMPTY}
     fields.pop("name", None)
     fields["role"] = _ROLES.get(str(fields.get("role")), fields.get("role"))
@@ -114,7 +114,10 @@ def _content(fields: dict[str, Any]) -> object:
     """Take out the fields that make the content, and return it."""
     reasons = [fields.pop(name, None) for name in ("reasoning_content", "reasoning")]
     reasoning = next((one for one in reasons if one), None)
-    content = fields.get("content")
+    refusal = fields.pop("refusal", None)
+    content = fields.get("content") or refusal or fields.get("content")
+    if refusal and content != refusal:
+        raise ValueError("refusal stands beside a content; keep the one that the assistant said")
     if content is None:
         if "tool_calls" not in fields and reasoning is None:
             raise ValueError(
@@ -140,6 +143,8 @@ def _part(index: int, part: object) -> object:
     kind = given.get("type")
     if kind in _TEXT_PARTS and isinstance(given.get("text"), str):
         return {"type": "text", "text": given["text"]}
+    if kind == "refusal" and isinstance(given.get("refusal"), str):
+        return {"type": "text", "text": given["refusal"]}
     if kind not in (*_TEXT_PARTS, "image") or "image_url" in given:
         raise ValueError(
             f"content.{index} ({kind}) cannot be shown to the policy, which reads text alone; "

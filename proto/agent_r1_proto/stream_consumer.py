@@ -189,22 +189,24 @@ class StreamConsumer(Generic[M]):
         Returns:
             Entries in stream order; [] when none came in time.
         """
-        entries = await self._read_own(count)
-        if not entries:
-            entries = await self._reclaim(count)
+        entries = await self._read_left(count)
         deadline = time.monotonic() + block_s
         longest_block_s = min(LONGEST_BLOCK_S, self.broker.lease_s / 2)
         while not entries:
             left_s = min(max(deadline - time.monotonic(), 0.0), longest_block_s)
             if self._suspects or self._suspects_wait:
                 await self._wait_for_landing(left_s)
-            else:
+            elif self._has_read_own:  # else a suspect has landed while others were looked for
                 entries = await self._read_new(count, left_s)
             if not entries:
                 if time.monotonic() >= deadline:
                     return []
-                entries = await self._reclaim(count)
+                entries = await self._read_left(count)
         return entries
+
+    async def _read_left(self, count: int) -> list[Entry[M]]:
+        """Take what others left, or this consumer's name in an earlier life, before new entries."""
+        return await self._read_own(count) or await self._reclaim(count)
 
     async def finish(
         self, entry: Entry[M], publish: Sequence[tuple[str, StreamMessage]] = ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -27,8 +28,13 @@ from referencing.exceptions import Unresolvable
 logger = logging.getLogger(__name__)
 
 _REFERENCES = ("$ref", "$dynamicRef")
+_APPLIED = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
+_APPLIED_IF_PRESENT = ("dependentSchemas", "dependencies")
+"""Keywords whose schemas judge the same value as the schema that they stand in."""
 _NOWHERE: Registry[Any] = Registry()
 """References lead to places in the schema itself; nothing is fetched."""
+
+TOO_DEEP = "the schema is nested too deeply"
 
 _COMPARED_ERRORS = 100
 """Of so many errors the most telling is shown; arguments may have one for each value."""
@@ -57,9 +63,11 @@ def find_problem(schema: dict[str, Any]) -> SchemaProblem | None:
     kind = _kind_of(schema)
     try:
         kind.check_schema(schema)
+        return _reference_problem(schema, kind)
     except jsonschema.SchemaError as exc:
         return SchemaProblem(tuple(exc.absolute_path), _explain(exc))
-    return _reference_problem(schema, kind)
+    except RecursionError:
+        return SchemaProblem((), TOO_DEEP)
 
 
 def make_validator(schema: dict[str, Any]) -> Validator:
@@ -114,16 +122,21 @@ def _reference_problem(schema: dict[str, Any], kind: Any) -> SchemaProblem | Non
         if problem is not None:
             place = next(_places(schema, reference), ())
             return SchemaProblem(place, f"the reference {reference!r} {problem}")
-    return None
+    return _circle_problem(schema, root, resolver)
 
 
 def _references(resource: Resource[Any], resolver: Any) -> Iterator[tuple[str, Any]]:
-    for key in _REFERENCES:
-        reference = _items(resource.contents).get(key)
-        if isinstance(reference, str):
-            yield reference, resolver
+    for one, where in _resources(resource, resolver):
+        for key in _REFERENCES:
+            reference = _items(one.contents).get(key)
+            if isinstance(reference, str):
+                yield reference, where
+
+
+def _resources(resource: Resource[Any], resolver: Any) -> Iterator[tuple[Resource[Any], Any]]:
+    yield resource, resolver
     for inner in resource.subresources():
-        yield from _references(inner, resolver.in_subresource(inner))
+        yield from _resources(inner, resolver.in_subresource(inner))
 
 
 def _target_problem(reference: str, resolver: Any) -> str | None:
@@ -137,12 +150,81 @@ def _target_problem(reference: str, resolver: Any) -> str | None:
         if not isinstance(found.contents, dict | bool):
             return "leads to something that is no schema"
         if place in seen:
-            return "leads back to itself"
+            return None  # `_circle_problem` says so
         seen.add(place)
         resolver, following = found.resolver, items.get("$ref")
         if not isinstance(following, str):
             return None
         reference = following
+
+
+def _circle_problem(schema: Any, root: Resource[Any], resolver: Any) -> SchemaProblem | None:
+    """Find references that lead back to where they stand without going into the value."""
+    circle = _Circles(root, resolver).first()
+    if not circle:
+        return None
+    known = dict(_nodes(schema))
+    steps = [(node, (*known.get(id(node), ("...",)), *step)) for node, step in circle]
+    references = [(node, path) for node, path in steps if path[-1] in _REFERENCES]
+    way = " -> ".join(".".join(map(str, ("$", *path))) for _, path in references)
+    node, place = references[-1]
+    return SchemaProblem(
+        place, f"the reference {node[place[-1]]!r} leads back to itself through {way}"
+    )
+
+
+class _Circles:
+    """Looks for schemas that judge a value by judging the same value again, for ever."""
+
+    def __init__(self, root: Resource[Any], resolver: Any) -> None:
+        self._resources = list(_resources(root, resolver))
+        self._resolvers = {id(one.contents): where for one, where in self._resources}
+        self._above: dict[int, tuple[Any, Path]] = {}
+        """Schemas by identity, and the way by which each leads to the next."""
+        self._done: set[int] = set()
+
+    def first(self) -> list[tuple[Any, Path]]:
+        """Return the schemas of a circle with the way to the next; [] where there is none."""
+        for one, where in self._resources:
+            if circle := self._follow(one.contents, where):
+                return circle
+        return []
+
+    def _follow(self, node: Any, resolver: Any) -> list[tuple[Any, Path]]:
+        place = id(node)
+        if place in self._above:
+            return list(self._above.values())[list(self._above).index(place) :]
+        if place in self._done or not isinstance(node, dict):
+            return []
+        for way, inner, where in _applied(node, resolver):
+            self._above[place] = node, way
+            if circle := self._follow(inner, self._resolvers.get(id(inner), where)):
+                return circle
+        self._above.pop(place, None)
+        self._done.add(place)
+        return []
+
+
+def _applied(node: Any, resolver: Any) -> Iterator[tuple[Path, Any, Any]]:
+    """Yield the schemas that judge the same value as a schema, each with the way there."""
+    for key in _REFERENCES:
+        # What leads nowhere was found before, unless it is where no keyword leads.
+        with suppress(Unresolvable, ValueError, TypeError, KeyError):
+            found = resolver.lookup(node[key])
+            yield (key,), found.contents, found.resolver
+    for key in (*_APPLIED, *_APPLIED_IF_PRESENT):
+        inner = node.get(key)
+        if isinstance(inner, dict) and key in _APPLIED:
+            yield (key,), inner, resolver
+        else:
+            for name, one in _items(inner).items():
+                yield (key, name), one, resolver
+
+
+def _nodes(value: object, path: Path = ()) -> Iterator[tuple[int, Path]]:
+    yield id(value), path
+    for key, inner in _items(value).items():
+        yield from _nodes(inner, (*path, key))
 
 
 def _places(value: object, reference: str, path: Path = ()) -> Iterator[Path]:

@@ -6,16 +6,22 @@ every call.
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import difflib
 import importlib
+import importlib.util
 import inspect
+import linecache
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from agent_r1_service.files.foreign import null_bytes, read_text
 
 CODE_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 """How a configuration names a class or function: `module:Name`."""
@@ -116,7 +122,7 @@ def _why_not(module: str, exc: Exception) -> str:
     if isinstance(exc, ImportError) and (moved := _moved(exc.name)):
         return f"{exc}; {moved}"
     if missing is None:
-        return describe(exc)
+        return _unreadable(module, exc) or describe(exc)
     if f"{module}.".startswith(f"{missing}."):
         return f"{exc}; check the name, and that its folder is in run.plugins"
     package, _, inner = missing.partition(".")
@@ -126,6 +132,68 @@ def _why_not(module: str, exc: Exception) -> str:
         f"{describe(exc)}; it imports {missing}, which is not installed here: install its package "
         f"(`pip install {package}`, where that is its name), or add its folder to run.plugins"
     )
+
+
+def _unreadable(module: str, exc: Exception) -> str | None:
+    """Say where a module is no UTF-8 text, as which Python reads it."""
+    if not isinstance(exc, SyntaxError | ValueError):
+        return None
+    named = exc.filename if isinstance(exc, SyntaxError) else None
+    for file in [Path(named)] if named else _files_imported(module, exc):
+        with contextlib.suppress(OSError):
+            if problem := _text_problem(file, exc):
+                return f"{type(exc).__name__}: {file}: {problem}"
+    return None
+
+
+def _text_problem(file: Path, exc: Exception) -> str | None:
+    if "codec can't decode" not in str(exc):
+        return null_bytes(file.read_bytes())
+    try:
+        read_text(file)
+    except ValueError as found:
+        return str(found)
+    return None
+
+
+def _files_imported(module: str, exc: Exception) -> Iterator[Path]:
+    """Yield the files that the last line of the user's may have imported."""
+    names = [module]
+    for frame, number in traceback.walk_tb(exc.__traceback__):
+        if _is_of_a_file((frame, number)) and _is_users((frame, number)):
+            line = linecache.getline(frame.f_code.co_filename, number)
+            names += _imported_names(line, frame.f_globals.get("__package__") or "")
+    for name in filter(None, names):
+        yield from _files_of(name)
+
+
+def _files_of(module: str) -> Iterator[Path]:
+    """Yield where a module may be, without importing the packages around it."""
+    top, *inner = module.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return
+    if spec is not None and spec.origin and not inner:
+        yield Path(spec.origin)
+    for folder in (spec and inner and spec.submodule_search_locations) or ():
+        yield Path(folder, *inner[:-1], f"{inner[-1]}.py")
+        yield Path(folder, *inner, "__init__.py")
+
+
+def _imported_names(line: str, package: str) -> list[str]:
+    """Return the modules that a line of code imports."""
+    try:
+        nodes = list(ast.walk(ast.parse(line.strip())))
+    except SyntaxError:
+        return []
+    names = [one.name for node in nodes if isinstance(node, ast.Import) for one in node.names]
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: 1 - node.level or None] if node.level else []
+            base = ".".join([*above, *filter(None, [node.module])])
+            names += [base, *(f"{base}.{one.name}" for one in node.names)]
+    return names
 
 
 def _moved(module: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""What MODEL_OR_RUN means on the command line: a model or an adapter, or a run's last checkpoint.
+"""MODEL_OR_RUN on the command line: a model or an adapter, or a run's last checkpoint.
 
 `evaluate` and `chat` read it; chat also takes its configuration from the run that made the model.
 """
@@ -14,8 +14,8 @@ from agent_r1.config.checks import check_model
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError, at_hand
 from agent_r1.learner.checkpoints.checkpoint import STEP_NAME
+from agent_r1.weights.adapters import ADAPTER_CONFIG_FILE, is_adapter, read_adapter
 from agent_r1_service.files.run_folder import CHECKPOINTS_DIR, CONFIG_FILE, STATE_FILE
-from agent_r1_service.weights.adapters import ADAPTER_CONFIG_FILE, is_adapter, read_adapter
 
 
 def is_run_folder(folder: Path) -> bool:

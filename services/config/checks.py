@@ -1,4 +1,4 @@
-"""What a configuration names outside itself: models, data, corpora, user code, machines.
+"""Checks of what a configuration names outside itself: models, data, corpora, user code, machines.
 
 `agent-r1 config check` and every command that starts something calls `check`, which lists every
 problem before anything starts. `run.py` checks values and tables; this module files;
@@ -27,16 +27,15 @@ from agent_r1.config.packages import LEARNER, PEFT, WHOLE_RUN, missing_packages_
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError, at_hand, quoted
 from agent_r1.learner.redis_memory import redis_memory_problem
-from agent_r1.rollout.policy import PolicySetupError
-from agent_r1.rollout.vllm.snapshot_reader import read_model_layout
 from agent_r1.tools.search.config import SearchConfig
+from agent_r1.weights.adapters import adapter_shapes, check_start
+from agent_r1.weights.layout import read_model_layout
 from agent_r1_proto.tasks import Role, Task
 from agent_r1_service.extras import MissingPackageError
 from agent_r1_service.files.data_source import DataSource
 from agent_r1_service.files.foreign import foreign_format
 from agent_r1_service.files.tasks import TaskFileError, numbered_tasks, refuse_images
 from agent_r1_service.memory import MIB
-from agent_r1_service.weights.adapters import adapter_shapes, check_start
 
 HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 NAME_A_MODEL = "name a Hugging Face model directory or a model on the hub (`owner/name`)"
@@ -123,7 +122,7 @@ def _adapter_problem(config: Config) -> str | None:
     try:
         check_start(lora)
         adapter_shapes(read_model_layout(folder, tied=False).shapes, lora)
-    except (ValueError, PolicySetupError) as exc:
+    except ValueError as exc:
         return str(exc)
     return None
 

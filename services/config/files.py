@@ -48,7 +48,7 @@ def read_file(path: Path) -> dict[str, Any]:
                 raise ConfigError(f"{path} is not a JSON object; name a run's config.json")
             return values
         return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as exc:
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError, RecursionError) as exc:
         raise ConfigError(f"{path} does not parse: {exc}") from exc
 
 

@@ -5,14 +5,16 @@ run_end.py --counts of results, evaluations--> `Losses` --> `status` and `reason
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, NonNegativeInt
+
 from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1_service.files.run_folder import SUMMARY_FILE
+from agent_r1_service.files.state import check_object, read_object
 
 FINISHED = "finished"
 FINISHED_WITH_LOSSES = "finished_with_losses"
@@ -21,14 +23,38 @@ INTERRUPTED = "interrupted"
 FAILED = "failed"
 
 
+class _End(BaseModel):
+    """What a later start reads of a summary."""
+
+    model_config = ConfigDict(strict=True)
+
+    status: str
+    steps: NonNegativeInt = 0
+    starts: NonNegativeInt | None = None
+    evaluations_since_best: NonNegativeInt = 0
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Return the summary in a run folder.
+
+    Raises:
+        OSError: there is none.
+        ValueError: it is damaged.
+    """
+    summary = read_object(folder / SUMMARY_FILE)
+    check_object(_End, summary)
+    return summary
+
+
 def last_summary(folder: Path) -> dict[str, Any]:
     """Return the summary of a run's last start; {} where that is at work, or has left none."""
     try:
-        summary = json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))
+        summary = read_summary(folder)
         starts = Ledger(folder).starts
     except (OSError, ValueError):
         return {}
-    return summary if summary.get("starts", starts) >= starts else {}
+    of_start = summary.get("starts")
+    return summary if of_start is None or of_start >= starts else {}
 
 
 def finished_status(folder: Path, total_steps: int, patience: int | None = None) -> str | None:
@@ -43,7 +69,7 @@ def finished_status(folder: Path, total_steps: int, patience: int | None = None)
     if summary.get("status") not in (FINISHED, FINISHED_WITH_LOSSES):
         return None
     gave_up = patience is not None and summary.get("evaluations_since_best", 0) >= patience
-    return summary["status"] if gave_up or summary["steps"] >= total_steps else None
+    return summary["status"] if gave_up or summary.get("steps", 0) >= total_steps else None
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,8 @@ MAX_WORKERS = min(4, os.cpu_count() or 1)
 
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])(?!\s*\{)")
-_CHOICE = re.compile(r"\s+([A-Z])(?!\w)")
+_CHOICE = re.compile(r"\s+(?!a\b)([^\W\d_])(?![\w'])")
+_COMMAND = re.compile(r"\s*(?:(?!\\[dt]?frac)(\\[a-zA-Z]+(?:\s?\{[^{}]*\}|\s?\d)*))")
 _BRACE = re.compile(r"(?<!\\)[{}]")
 _HASHES = re.compile(r"####\s*(\S[^\n]*)")
 
@@ -82,16 +83,14 @@ def _last_boxed(text: str) -> str | None:
 
 
 def _last_bare_box(text: str) -> str | None:
-    """Return the number, or the letter of a choice, behind the last `\\boxed` without braces."""
+    """Return the number, letter or command behind the last `\\boxed` without braces."""
     boxes = list(_BARE_BOX.finditer(text))
     if not boxes:
         return None
     inside = text[boxes[-1].end() :][:MAX_ANSWER_CHARS]
-    choice = _CHOICE.match(inside)
-    if choice:
-        return choice[1]
-    number = math_forms.leading_number(inside)
-    return number and math_forms.boxed_with_sign(text[: boxes[-1].start()], number, "")
+    found = _CHOICE.match(inside) or _COMMAND.match(inside)
+    content = found[1].strip() if found else math_forms.leading_number(inside)
+    return content and math_forms.boxed_with_sign(text[: boxes[-1].start()], content, "")
 
 
 def _bare(answer: str) -> str:

@@ -27,7 +27,7 @@ _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060-\u2064\ufe0e\ufe0f\ufeff]")
 _ENTITY = re.compile(r"&(?:#\d{1,6}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z]{2,32});")
 _STYLES = r"display|text|script|scriptscript"
 _SPACING = rf"\\[ ,;:!>]|~|\\(?:(?:{_STYLES})style|q?quad|thinspace|enspace)(?![a-zA-Z])"
-_BRACED_SIGN = re.compile(r"(?:\\(?:text|math)(?:rm|bf)?|\\mathord)?\{-\}")
+_BRACED_SIGN = re.compile(r"(?:\\[a-zA-Z]+\s?)?\{\s?-\s?\}|\\(?:text)?minus(?![a-zA-Z])")
 _SPACED_SIGN = re.compile(rf"(?<=[-{_DASHES}])\s*(?:(?:{_SPACING})\s*)+(?=[^\s])")
 """Blanks of LaTeX behind a dash: -\\,3."""
 _OTHER_DIGIT = re.compile(r"(?![0-9])\d")
@@ -150,23 +150,24 @@ _PUNCTUATION = re.compile(
     rf"[^\S\n]+[{_DASHES}][^\S\n]+"
 )
 _MAX_LINE = 200
-_STYLED = (
-    r"text|mathrm|mathbf|mathit|mathsf|mathord|textbf|textit|textrm|mbox|fbox|bm|boldsymbol|bf"
-    r"|operatorname|underline"
-)
-_WITH_ARGUMENT = r"\\(?:text)?color\s?\{\w{1,20}\}|\\[hm]space\*?\{[^{}]{0,20}\}"
 _GAP = (
-    rf"(?:[ \t$(\[{{*_`]|{_SPACING}|\\[(\[{{]|{_WITH_ARGUMENT}"
-    rf"|\\(?:left|[bB]igg?l?|{_STYLED})(?![a-zA-Z]))*"
+    rf"(?:[\s$(\[{{}}*_`]|{_SPACING}|\\[(\[{{)\]]"
+    r"|\\[a-zA-Z]++\*?(?:\[\w{0,20}\])?(?:\s?\{[^{}\\]{0,20}\})?(?:\d+[a-z]{2})?)*+"
 )
-"""What may stand between a minus and the box that it belongs to."""
-_MINUS_BEFORE = re.compile(  # behind an operand it subtracts: 10 - \boxed{7}
-    r"(?:(?:^|[^\w\s)\]}%]|(?<![\\\w])[^\W\d_]{2,}[ \t])[ \t]*-|\b(?:minus|negative))"
-    + _GAP
-    + r"\Z",
-    re.IGNORECASE,
+"""What may stand between a minus and the box that it belongs to: blanks, brackets and commands."""
+_DASH_BEFORE = re.compile(
+    rf"(?P<dash>-|\b(?:minus|(?<!-)negative))(?P<gap>{_GAP})\Z", re.IGNORECASE
 )
-_BULLET_BEFORE = re.compile(rf"[ \t]*-[ \t]+{_GAP}")
+_SPACED = re.compile(rf"(?:\s|{_SPACING})+\Z")
+_OPERAND = re.compile(
+    r"(?:[\d)\]}%!\u00b0|'\u2032\u00b2\u00b3]|(?<![^\W\d_])[^\W\d_]|\\[a-zA-Z]+)\Z"
+)
+"""What a minus behind it is subtracted from: 10, x, \\pi, (a + b), 5!"""
+_LAST_WORD = re.compile(r"(?<![\w-])[^\W\d_]{2,}\Z")
+_BEFORE_NUMBERS = re.compile(
+    "is|are|be|was|equals?|gives?|gets?|to|as|so|thus|therefore|hence|or|and", re.IGNORECASE
+)
+"""Words behind which a minus between blanks is a sign; behind others it is a dash."""
 _ELLIPSIS = re.compile(r"(?<![\d.])\.{2,}(?=\d)")
 _AROUND = ' \t\n=\u2248:;,.\u2026"\u201c\u201d'
 _BEFORE = re.compile(
@@ -209,14 +210,34 @@ def boxed_with_sign(before: str, boxed: str, after: str) -> str:
         boxed: what is in the box.
         after: the text behind the box; words there make a dash that begins the line a bullet.
     """
-    line = without_emphasis(before.rpartition("\n")[2][-_MAX_LINE:])
+    line = without_emphasis(before.rstrip("\n").rpartition("\n")[2][-_MAX_LINE:])
+    line += before[-1:] if before.endswith("\n") else ""
     line = plain_characters(_PUNCTUATION.sub(r"\1 ", line + " ") if line[-1:].isspace() else line)
     words = _WORD.search(after.partition("\n")[0][:_MAX_LINE])
-    if not _MINUS_BEFORE.search(line) or (words and _BULLET_BEFORE.fullmatch(line)):
+    dash = _DASH_BEFORE.search(line)
+    if dash is None or not _is_sign(line[: dash.start()], dash, bullet=words is not None):
         return boxed
     if is_number(boxed):
         return last_number(f"-({boxed})") or boxed
     return boxed if line[-1:].isspace() else f"-({boxed})"
+
+
+def _is_sign(before: str, dash: re.Match[str], *, bullet: bool) -> bool:
+    """Return whether a dash is the sign of what follows, and not a minus, a bullet or a hyphen."""
+    spaced = bool(re.search(r"\s", dash["gap"]))
+    behind = _SPACED.sub("", before)
+    if not behind:
+        return not (bullet and spaced)
+    if behind.endswith("$"):
+        if behind.count("$") % 2:
+            return True  # it opens the formula that the sign begins
+        behind = behind[:-1]
+    if _OPERAND.search(behind):
+        return False
+    word = _LAST_WORD.search(behind)
+    if word is None or dash["dash"] != "-":
+        return word is not None or not behind[-1].isalnum()
+    return behind != before and (not spaced or _BEFORE_NUMBERS.fullmatch(word[0]) is not None)
 
 
 def is_number(text: str) -> bool:

@@ -12,8 +12,9 @@ from typing import Literal
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, Response
 
-from agent_r1.rollout.policy import EngineDeadError, Policy, PolicyError, WeightsRefusedError
-from agent_r1.rollout.weights.versions import OlderVersionError, WeightVersions
+from agent_r1.rollout.policy import EngineDeadError, Policy, PolicyError
+from agent_r1.rollout.weight_versions import OlderVersionError, WeightVersions
+from agent_r1.weights.manifest import WeightsRefusedError
 from agent_r1_proto.messages import Message
 from agent_r1_proto.weights import CanaryReply, CanaryRequest, LoadReply, LoadRequest
 from agent_r1_service.http.api import Route, describe, json_response, parse_body

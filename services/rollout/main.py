@@ -31,12 +31,12 @@ from agent_r1.rollout.server import announce_until_drained
 from agent_r1.rollout.tool_calls.client import ToolClient
 from agent_r1.rollout.tool_calls.discovery import ToolDirectory
 from agent_r1.rollout.watchdog import watch
-from agent_r1.rollout.weights.fetcher import Fetcher
-from agent_r1.rollout.weights.file import FileFetcher
-from agent_r1.rollout.weights.http import HttpFetcher, require_room_for_versions
-from agent_r1.rollout.weights.versions import WeightVersions
+from agent_r1.rollout.weight_versions import WeightVersions
 from agent_r1.rollout.worker import RolloutWorker
 from agent_r1.text.tool_formats import NO_CALLS, load_tool_format
+from agent_r1.weights.file import FileFetcher
+from agent_r1.weights.http import HttpFetcher, require_room_for_versions
+from agent_r1.weights.manifest import Fetcher
 from agent_r1_proto.connection import ROLLOUT_GROUP, NotRedisError
 from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.registry import WITHDRAW_TIMEOUT_S, Registry, ToolRegistry

@@ -1,6 +1,6 @@
 """The numbers of one rollout server, as `GET /metrics` gives them to Prometheus.
 
-worker.py hands in every trajectory as it ends, weights/versions.py every load; the rest is read
+worker.py hands in every trajectory as it ends, weight_versions.py every load; the rest is read
 when Prometheus asks.
 """
 

@@ -1,6 +1,6 @@
-"""What the agent loop needs of a sampler: token ids in, token ids and log-probabilities out.
+"""The sampler as the agent loop sees it: token ids in, token ids and log-probabilities out.
 
-turns.py reads `Generation` from a `Sampler`; weights/versions.py drives `load_weights` and `score`
+turns.py reads `Generation` from a `Sampler`; weight_versions.py drives `load_weights` and `score`
 for the learner. `VllmPolicy` (vllm/policy.py) is the real one; tests bring their own. Imports no
 engine.
 """
@@ -35,10 +35,6 @@ class PromptError(PolicyError, ValueError):
 
 class PromptTooLongError(PromptError):
     """The prompt leaves no room for a single sampled token within the context."""
-
-
-class WeightsRefusedError(PolicyError, ValueError):
-    """A snapshot does not fit its manifest or the model; the weights in use stay in use."""
 
 
 class EngineDeadError(PolicyError):

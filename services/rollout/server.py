@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 
-from agent_r1.rollout.weights.versions import WeightVersions
+from agent_r1.rollout.weight_versions import WeightVersions
 from agent_r1_proto.registry import Registry, RolloutServer
 
 

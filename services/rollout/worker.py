@@ -15,7 +15,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from agent_r1.rollout.policy import EngineDeadError, PolicyError
 from agent_r1.rollout.tool_calls.outages import MAX_FREE_ATTEMPTS, is_free
 from agent_r1.rollout.trajectory_builder import failed_trajectory
-from agent_r1.rollout.weights.versions import WeightVersions
+from agent_r1.rollout.weight_versions import WeightVersions
+from agent_r1.weights.manifest import WeightsRefusedError
 from agent_r1_proto.failures import FailureBoard, innermost_frames
 from agent_r1_proto.messages import StreamMessage
 from agent_r1_proto.registry import Registry
@@ -151,7 +152,7 @@ class RolloutWorker:
         except EngineDeadError as exc:
             self._die(exc)
             return False
-        except (PolicyError, TimeoutError) as exc:
+        except (PolicyError, WeightsRefusedError, TimeoutError) as exc:
             logger.error(
                 "server stays behind and takes no samples held=%d policy_version=%d error=%s",
                 self._versions.held,

@@ -13,7 +13,7 @@ import pytest
 from agent_r1.cli.main import main
 from agent_r1.config.run import load_config, write_config
 from agent_r1.rollout.server import announce_until_drained
-from agent_r1.rollout.weights.versions import WeightVersions
+from agent_r1.rollout.weight_versions import WeightVersions
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
 from tests.support.config_scene import write_scene

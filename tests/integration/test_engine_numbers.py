@@ -14,7 +14,7 @@ from agent_r1.learner.engine import attention
 from agent_r1.learner.engine.checkpoint import POLICY_FILE, WEIGHT
 from agent_r1.learner.engine.flex import plan_flex
 from agent_r1.learner.engine.interface import LossSpec
-from agent_r1_service.weights.delta import apply_delta, write_delta
+from agent_r1.weights.delta import apply_delta, write_delta
 from tests.support.engines import (
     LAYOUTS,
     SAMPLES,

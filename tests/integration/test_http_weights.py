@@ -20,15 +20,14 @@ from aiohttp import web
 from fastapi import FastAPI
 
 from agent_r1.learner.config import LearnerConfig
-from agent_r1.learner.weights.transports.http import HttpTransport, describe_files
-from agent_r1.rollout.policy import WeightsRefusedError
-from agent_r1.rollout.weights.http import HttpFetcher
+from agent_r1.weights import chunks, download
+from agent_r1.weights.http import HttpFetcher, HttpTransport, describe_files
+from agent_r1.weights.manifest import WeightsRefusedError
 from agent_r1_proto.registry import RolloutServer
 from agent_r1_proto.weights import NewestVersion, WeightManifest
 from agent_r1_service.config import ListenConfig
 from agent_r1_service.http.serving import advertised_url, bind, serving
 from agent_r1_service.http.token import RunToken, token_headers
-from agent_r1_service.transfer import chunks, download
 from tests.support.learner_fakes import http_transport
 from tests.support.snapshot_files import flip_byte, write_snapshot
 
@@ -76,16 +75,15 @@ class Servers:
 
     async def start(self, server_id: str, *, timeout_s: float = WAIT_S) -> HttpFetcher:
         registry: Any = self
-        fetcher = await self._open.enter_async_context(
-            HttpFetcher(
-                registry,
-                run_id="test",
-                server_id=server_id,
-                parent=self.folder / "pulled",
-                timeout_s=timeout_s,
-                token=TOKEN,
-            )
+        fetcher = HttpFetcher(
+            registry,
+            run_id="test",
+            server_id=server_id,
+            parent=self.folder / "pulled",
+            timeout_s=timeout_s,
+            token=TOKEN,
         )
+        await self._open.enter_async_context(fetcher)
         app = FastAPI()
         fetcher.add_routes(app)
         listen = ListenConfig()

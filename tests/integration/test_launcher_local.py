@@ -225,7 +225,7 @@ def test_ctrl_c_stops_the_learner_first_and_names_resume(
     stage: Stage, capsys: pytest.CaptureFixture[str]
 ):
     def interrupt() -> None:
-        (stage.run_folder / "ledger.json").write_text("{}")  # the learner has begun
+        (stage.run_folder / "ledger.json").write_text('{"incarnation": 1}')  # the learner has begun
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = stage.when_up(interrupt)
@@ -292,7 +292,7 @@ def test_a_resume_with_nothing_to_do_says_so_and_starts_nothing(
     stage.run_folder.mkdir()
     summary = {"status": "finished_with_losses", "steps": 3}
     (stage.run_folder / "summary.json").write_text(json.dumps(summary))
-    (stage.run_folder / "ledger.json").write_text("{}")
+    (stage.run_folder / "ledger.json").write_text('{"incarnation": 1}')
     assert local.run_training(stage.config("learner.steps=3"), resume=True) == 3
     assert "nothing to do: the run has finished with losses" in capsys.readouterr().out
     assert stage.lines("start") == []
@@ -306,12 +306,25 @@ def test_a_ledger_that_is_missing_is_found_before_anything_starts(stage: Stage):
     assert stage.lines("start") == []
 
 
+def test_a_checkpoint_that_is_torn_is_not_announced_and_nothing_starts(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+):
+    checkpoint = stage.run_folder / "checkpoints" / "step_000002"
+    checkpoint.mkdir(parents=True)
+    (stage.run_folder / "ledger.json").write_text('{"incarnation": 1}')
+    (checkpoint / "learner.json").write_text('{"step": 2')
+    with pytest.raises(ConfigError, match=r"step_000002/learner\.json is corrupted: it is cut off"):
+        local.run_training(stage.config(), resume=True)
+    assert "continuing" not in capsys.readouterr().out
+    assert stage.lines("start") == []
+
+
 def test_a_resume_says_before_services_start_what_is_trained_again(
     stage: Stage, capsys: pytest.CaptureFixture[str]
 ):
     stage.run_folder.mkdir()
     (stage.run_folder / "metrics.jsonl").write_text('{"step": 2}\n')
-    (stage.run_folder / "ledger.json").write_text("{}")
+    (stage.run_folder / "ledger.json").write_text('{"incarnation": 1}')
     stage.done.touch()
     assert local.run_training(stage.config(), resume=True) == 0
     shown = capsys.readouterr().out
@@ -421,7 +434,7 @@ def test_the_folder_of_a_client_goes_with_it_however_it_ends(
 def test_the_folder_of_a_resumed_run_is_closed_to_others(stage: Stage):
     stage.run_folder.mkdir()
     stage.run_folder.chmod(0o755)
-    (stage.run_folder / "ledger.json").write_text("{}")
+    (stage.run_folder / "ledger.json").write_text('{"incarnation": 1}')
     stage.done.touch()
     assert local.run_training(stage.config(), resume=True) == 0
     assert mode(stage.run_folder) == 0o700

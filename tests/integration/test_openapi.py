@@ -29,8 +29,7 @@ from agent_r1.reward.app import create_app as create_reward_app
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
 from agent_r1.rollout.app import create_app as create_rollout_app
-from agent_r1.rollout.weights.file import FileFetcher
-from agent_r1.rollout.weights.versions import WeightVersions
+from agent_r1.rollout.weight_versions import WeightVersions
 from agent_r1.tools.app import ToolService
 from agent_r1.tools.app import create_app as create_tool_app
 from agent_r1.tools.base import Arguments, CallContext, Tool
@@ -38,14 +37,14 @@ from agent_r1.tools.mcp.route import mcp_router
 from agent_r1.tools.search.config import SearchConfig
 from agent_r1.tools.search.retrieve import add_retrieve
 from agent_r1.tools.search.tool import open_search_tool
+from agent_r1.weights.file import FileFetcher
+from agent_r1.weights.served_files import ContentFiles, WeightFiles
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.weights import NewestVersion
 from agent_r1_service.config import ListenConfig
 from agent_r1_service.http.serving import Server, bind, http_config
 from agent_r1_service.http.token import RunToken, token_headers
-from agent_r1_service.transfer.files import ContentFiles
-from agent_r1_service.weights.files import WeightFiles
 from tests.support.fakes import FakePolicy
 
 pytestmark = pytest.mark.timeout(240)

@@ -142,7 +142,7 @@ async def test_setup_runs_before_each_test_and_may_use_the_codes_classes():
 
 async def test_code_may_go_on_where_the_prompt_ends_or_be_whole():
     context = {
-        "prompt": 'from math import tau\n\ndef f(x):\n    """Two pi x."""\n',
+        "prompt": '\ufefffrom math import tau\n\ndef f(x):\n    """Two pi x."""\n',
         "entry_point": "f",
         "check": "def check(candidate):\n    assert candidate(0) == 0\n"
         "    assert abs(candidate(1) - 6.2832) < 1e-4\n    assert True, 'fine'\n",
@@ -210,6 +210,14 @@ async def test_tests_that_watch_or_feed_the_process_work_as_in_one():
         "def lines(): return [line.strip() for line in sys.stdin]\n"
         "def everything(): return sys.stdin.read()\n"
         "def draw(): return [random.random() for _ in range(3)]\n"
+        "def warn(): print('careful', file=sys.stderr)\n"
+        "def put(): sys.stdout.buffer.write(b'raw'); sys.stdout.flush()\n"
+        "import datetime, time\n"
+        "def roll(): return random.randint(1, 6)\n"
+        "def nap(): time.sleep(99); return time.time()\n"
+        "def year(): return datetime.datetime.now().year\n"
+        "def noise(): return float(np.random.rand())\n"
+        "def kinds(x: int): return kinds.__annotations__['x'] is int\n"
     )
     patch = "from unittest.mock import patch\nimport io, sys\n"
     redirect = "import contextlib, io\nout = io.StringIO()\nwith contextlib.redirect_stdout(out):\n"
@@ -232,10 +240,30 @@ async def test_tests_that_watch_or_feed_the_process_work_as_in_one():
         "random.setstate(s)\nassert a == draw()",
         "import numpy as np\nnp.random.seed(3)\na = draw_array()\nnp.random.seed(seed=3)\n"
         "assert (a == draw_array()).all() and (a != draw_array()).any()",
+        "import contextlib, io\nout = io.StringIO()\nwith contextlib.redirect_stderr(out):\n"
+        "    warn()\nassert out.getvalue() == 'careful\\n'",
+        "import io\nout = io.TextIOWrapper(io.BytesIO())\n"
+        + patch
+        + "with patch('sys.stdout', out):\n    put()\n    greet('C')\n"
+        "assert out.buffer.getvalue() == b'rawHello C\\n'",
+        patch + "with patch('builtins.print') as p:\n    greet('D')\n"
+        "p.assert_called_once_with('Hello', 'D')\n"
+        + redirect
+        + "    greet('E')\nassert out.getvalue() == 'Hello E\\n'",
+        patch + "with patch('random.randint', return_value=9) as r:\n    assert roll() == 9\n"
+        "r.assert_called_with(1, 6)\nassert roll() < 7",
+        "import random\nrandom.random = iter([1, 2, 3]).__next__\nassert draw() == [1, 2, 3]",
+        patch + "with patch('time.sleep') as s, patch('time.time', lambda: 5):\n"
+        "    assert nap() == 5\ns.assert_called_once_with(99)",
+        patch + "with patch('datetime.datetime') as d:\n"
+        "    d.now().year = 1999\n    assert year() == 1999\nassert year() > 2000",
+        "import numpy as np\n" + patch + "with patch('numpy.random.rand', lambda: 0.25):\n"
+        "    assert noise() == 0.25",
+        "def own(x: int): return x\nassert own.__annotations__['x'] is int and kinds(1)",
     ]
     async with started(total_s=20.0) as tool:
         result = await judge(tool, code, {"tests": tests})
-    assert result.data == counts(12, 12), result.text()
+    assert result.data == counts(len(tests), len(tests)), result.text()
 
 
 async def test_a_value_too_large_to_cross_is_told():

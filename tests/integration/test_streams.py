@@ -17,7 +17,7 @@ from agent_r1_proto.dead_letters import MAX_LETTERS
 from agent_r1_proto.failures import MAX_KINDS, OTHER_KINDS, FailureBoard
 from agent_r1_proto.messages import StreamMessage, encode_entry
 from agent_r1_proto.registry import Registry, RolloutServer
-from agent_r1_proto.stream_consumer import StreamConsumer
+from agent_r1_proto.stream_consumer import LONGEST_BLOCK_S, StreamConsumer
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.trajectory import Trajectory
@@ -430,6 +430,25 @@ async def test_many_suspects_that_end_well_are_taken_together_later(broker: Brok
             await heir.finish_many(entries)
     # Alone up to 8 that ended well, then a quarter of those.
     assert sizes == [1] * 8 + [2, 2, 3, 3, 2]
+
+
+async def test_the_next_own_suspect_is_taken_as_soon_as_one_has_ended(redis_url: str, run_id: str):
+    async with await Broker.connect(redis_url, run_id, lease_s=60.0) as broker:
+        tasks = [rollout_task(group_id=group) for group in range(20)]
+        await broker.publish_many(broker.keys.tasks, tasks)
+        killed = tasks_consumer(broker, "one")
+        with contextlib.suppress(RuntimeError):
+            async with killed:
+                await killed.read(20, 1.0)
+                raise RuntimeError
+        heir, started = tasks_consumer(broker, "one"), time.monotonic()
+        async with heir, asyncio.TaskGroup() as working:
+            for group in range(20):  # looks for more while one is processed, as services do
+                [entry] = await heir.read(1, WAIT_S)
+                assert (entry.message.key.group_id, entry.suspect) == (group, True)
+                working.create_task(heir.finish(entry))
+        # A single read that waited for new entries would take this long.
+        assert time.monotonic() - started < LONGEST_BLOCK_S
 
 
 async def test_a_newer_major_stays_pending_and_is_reported_once(

@@ -14,10 +14,10 @@ from agent_r1.rollout.policy import (
     Generation,
     PromptError,
     PromptTooLongError,
-    WeightsRefusedError,
 )
 from agent_r1.rollout.vllm.policy import VllmPolicy
 from agent_r1.rollout.vllm.settings import VllmSettings
+from agent_r1.weights.manifest import WeightsRefusedError
 from agent_r1_proto.trajectory import VersionSpan
 from tests.support.live_engine import MAX_CONTEXT, LiveEngine, shared_engine, start_error
 from tests.support.snapshot_files import (

@@ -18,10 +18,10 @@ from agent_r1.learner.config import LearnerConfig
 from agent_r1.rollout.policy import (
     EngineDeadError,
     Generation,
-    WeightsRefusedError,
 )
 from agent_r1.rollout.watchdog import watch
-from agent_r1.rollout.weights.http import HttpFetcher
+from agent_r1.weights.http import HttpFetcher
+from agent_r1.weights.manifest import WeightsRefusedError
 from agent_r1_proto.registry import RolloutServer
 from agent_r1_proto.weights import NewestVersion, WeightManifest
 from tests.support.learner_fakes import eventually, http_transport

@@ -48,7 +48,7 @@ ELSEWHERE = {
         "tests/unit/cli/evaluation/test_fit.py"
     ),
     ("docs/decoding.md", "agent-r1 evaluate CONFIG --policy RUN --out turns.jsonl"): (
-        "examples/deep_world/decoding.sh"
+        "examples/guided_search.sh"
     ),
     (
         "docs/decoding.md",

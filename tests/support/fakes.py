@@ -20,8 +20,8 @@ from agent_r1.rollout.policy import (
     Generation,
     LoadTiming,
     PromptTooLongError,
-    WeightsRefusedError,
 )
+from agent_r1.weights.manifest import WeightsRefusedError
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tools import CallReply, CallRequest, ToolCall, ToolResult, ToolSpec
 from agent_r1_proto.trajectory import VersionSpan

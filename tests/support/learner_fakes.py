@@ -33,7 +33,8 @@ from agent_r1.learner.prompts import PromptOrder
 from agent_r1.learner.run_spec import RunSpec, make_run_spec
 from agent_r1.learner.server import LearnerServer
 from agent_r1.learner.shutdown import cancel_and_wait
-from agent_r1.learner.weights.transports.http import HttpTransport
+from agent_r1.learner.weights.publisher import make_transport
+from agent_r1.weights.http import HttpTransport
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.rewards import Reward, ScoredTrajectory
 from agent_r1_proto.stream_consumer import Entry, StreamConsumer
@@ -66,11 +67,11 @@ async def http_transport(
     config: LearnerConfig, token: RunToken | None = None
 ) -> AsyncIterator[HttpTransport]:
     """Serve published versions as the learner does."""
-    async with (
-        LearnerServer(config.server, token) as server,
-        HttpTransport(config, server) as transport,
-    ):
-        yield transport
+    async with LearnerServer(config.server, token) as server:
+        transport = make_transport(config.model_copy(update={"transport": "http"}), server)
+        assert isinstance(transport, HttpTransport)
+        async with transport:
+            yield transport
 
 
 def fake_logprob(weights: int) -> float:

@@ -95,7 +95,7 @@ def read_conditions(file: Path, since: float = 0.0) -> list[Condition]:
     """Return the conditions in a file that began at a Unix time or later, oldest first."""
     found: dict[tuple[str, str, float], Condition] = {}
     try:
-        lines = split_lines(file.read_text(encoding="utf-8"))
+        lines = split_lines(file.read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return []
     for line in lines:

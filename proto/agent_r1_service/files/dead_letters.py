@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from agent_r1_proto.dead_letters import MAX_LETTERS, DeadLetter
-from agent_r1_service.files.json_lines import split_lines
 from agent_r1_service.files.run_folder import DEAD_LETTERS_FILE
+from agent_r1_service.files.state import parse_objects
 from agent_r1_service.files.writing import write_atomically
+
+logger = logging.getLogger(__name__)
 
 
 def save_letters(folder: Path, letters: Iterable[DeadLetter]) -> None:
@@ -39,18 +43,23 @@ def _line(letter: DeadLetter) -> str:
 
 
 def load_letters(folder: Path) -> list[DeadLetter]:
-    """Read the dead letters that an ended run left in its folder, oldest first."""
+    """Read the dead letters that an ended run left in its folder, oldest first.
+
+    Lines that are damaged are left out.
+    """
     path = folder / DEAD_LETTERS_FILE
     if not path.is_file():
         return []
     letters: list[DeadLetter] = []
-    for line in split_lines(path.read_text()):
-        values = json.loads(line)
-        fields = values.pop("fields_base64")
-        letters.append(
-            DeadLetter(
-                **values,
-                fields={name.encode(): base64.b64decode(value) for name, value in fields.items()},
-            )
-        )
+    for values in parse_objects(path.read_text(encoding="utf-8", errors="replace")):
+        try:
+            letters.append(_letter(values))
+        except (ValueError, KeyError, TypeError, AttributeError) as exc:
+            logger.warning("dead letter cannot be read path=%s error=%r", path, exc)
     return letters
+
+
+def _letter(values: dict[str, Any]) -> DeadLetter:
+    encoded: dict[str, str] = values.pop("fields_base64")
+    fields = {name.encode(): base64.b64decode(value) for name, value in encoded.items()}
+    return DeadLetter(**values, fields=fields)

@@ -7,9 +7,11 @@ one and not "invalid JSON", and so that text is read with or without a byte orde
 from __future__ import annotations
 
 import codecs
+import functools
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,7 +27,7 @@ MAGIC = {
     codecs.BOM_UTF16_LE: "UTF-16 text",
     codecs.BOM_UTF16_BE: "UTF-16 text",
 }
-_FROM_UTF16 = "save it as UTF-8: iconv -f UTF-16 -t UTF-8 FILE > OUT"
+CONVERT_UTF16 = "save it as UTF-8: iconv -f UTF-16 -t UTF-8 FILE > OUT"
 REMEDIES = {
     b"PAR1": 'convert it: pandas.read_parquet(FILE).to_json(OUT, orient="records", lines=True); '
     "if it holds tasks, give its name the suffix .parquet instead",
@@ -33,10 +35,18 @@ REMEDIES = {
     b"\x1f\x8b": "rename it to .gz",
     b"\x28\xb5\x2f\xfd": "unpack it: zstd -d FILE",
     b"version https://git-lfs": "fetch it: git lfs pull",
-    codecs.BOM_UTF16_LE: _FROM_UTF16,
-    codecs.BOM_UTF16_BE: _FROM_UTF16,
+    codecs.BOM_UTF16_LE: CONVERT_UTF16,
+    codecs.BOM_UTF16_BE: CONVERT_UTF16,
 }
 _FROM_SAVED = "convert it: datasets.load_from_disk(FOLDER).to_json(OUT)"
+ENCODINGS = (
+    *("cp932", "euc_jp", "cp949", "gb18030", "big5"),
+    *("cp1252", "cp1250", "cp1251", "koi8_r"),
+)
+"""Those that a text which is not UTF-8 is looked for in: the usual ones of older programs."""
+_SAMPLE_BYTES = 65_536
+_READINGS = 3
+_SHOWN_CHARS = 20
 CONVERT = "convert it to JSON lines, one object a line"
 
 
@@ -55,16 +65,26 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             yield number, line.removeprefix(codecs.BOM_UTF8)
 
 
-def check_utf8(line: bytes) -> None:
-    """Check that a line is UTF-8 text.
+class NotUtf8Error(ValueError):
+    """Bytes that are not UTF-8 text; its arguments are the problem and the remedy."""
+
+    def __str__(self) -> str:
+        """Return both."""
+        return "; ".join(self.args)
+
+
+def check_utf8(line: bytes, path: Path) -> None:
+    """Check that a line of a file is UTF-8 text.
 
     Raises:
-        ValueError: it is not; the text has the remedy.
+        NotUtf8Error: it is not.
     """
     try:
         line.decode()
     except UnicodeDecodeError as exc:
-        raise ValueError(_not_utf8(exc)) from exc
+        raise NotUtf8Error(
+            _not_utf8(exc, exc.start), _remedy_of(path, path.stat().st_mtime_ns)
+        ) from exc
 
 
 def read_text(path: Path) -> str:
@@ -76,19 +96,94 @@ def read_text(path: Path) -> str:
     """
     data = path.read_bytes()
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise ValueError(f"it is UTF-16 text; {_FROM_UTF16}")
+        raise ValueError(f"it is UTF-16 text; {CONVERT_UTF16}")
     try:
         return "\n".join(data.decode("utf-8-sig").replace("\r\n", "\n").split("\r"))
     except UnicodeDecodeError as exc:
-        line = data.count(b"\n", 0, exc.start) + 1
-        raise ValueError(f"line {line}: {_not_utf8(exc)}") from exc
+        raise not_utf8(exc) from exc
 
 
-def _not_utf8(exc: UnicodeDecodeError) -> str:
-    return (
-        f"Invalid UTF-8 (byte 0x{exc.object[exc.start]:02x}); save the file as UTF-8, as "
-        "`iconv -f LATIN1 -t UTF-8 FILE > OUT` does if it is Latin-1"
-    )
+def not_utf8(exc: UnicodeDecodeError) -> NotUtf8Error:
+    """Return what to say of the bytes of a whole file that are no UTF-8 text."""
+    data = exc.object
+    line = data.count(b"\n", 0, exc.start) + 1
+    column = exc.start - (data.rfind(b"\n", 0, exc.start) + 1)
+    return NotUtf8Error(f"line {line}: {_not_utf8(exc, column)}", _remedy(data.split(b"\n")))
+
+
+def _not_utf8(exc: UnicodeDecodeError, column: int) -> str:
+    odd = exc.object[exc.start : exc.start + 4].split(b"\n")[0]
+    return f"Invalid UTF-8 (0x{odd.hex()} at byte {column + 1} of the line)"
+
+
+@functools.lru_cache(maxsize=8)  # every bad line of a file asks
+def _remedy_of(path: Path, changed_at: int) -> str:
+    return _remedy(line for _, line in numbered_lines(path))
+
+
+def _remedy(lines: Iterable[bytes]) -> str:
+    """Say how to make a text UTF-8 that is not."""
+    sample, has_utf8 = bytearray(), False
+    for line in lines:
+        if line.isascii():
+            continue
+        if _is_utf8(line):
+            has_utf8 = True
+        elif len(sample) < _SAMPLE_BYTES:
+            sample += line + b"\n"
+    if has_utf8:
+        return "other lines are UTF-8, so such a line is damaged or of another file: write it again"
+    return _conversion(bytes(sample))
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _conversion(sample: bytes) -> str:
+    # Of a short text several encodings are possible, and only a reader knows which one is right.
+    readings = _readings(sample)
+    shown = ", ".join(f"as {name} it reads {text!r}" for name, text in readings.items())
+    if len(readings) == 1:
+        return f"{shown}: convert it with `iconv -f {next(iter(readings))} -t UTF-8 FILE > OUT`"
+    which = f"which is right? {shown}" if shown else "which encoding is it in?"
+    return f"{which}: convert it from that ENCODING with `iconv -f ENCODING -t UTF-8 FILE > OUT`"
+
+
+def _readings(sample: bytes) -> dict[str, str]:
+    """Return how a text may read, by encodings as iconv calls them, the likeliest first."""
+    from charset_normalizer import from_bytes  # few files need it
+
+    found: dict[str, str] = {}
+    for match in islice(from_bytes(sample, cp_isolation=list(ENCODINGS)), _READINGS):
+        known = {match.encoding, *match.could_be_from_charset}
+        name = next(name for name in ENCODINGS if name in known)
+        found[name.replace("_", "-").upper()] = _excerpt(str(match))
+    return found
+
+
+def _excerpt(text: str) -> str:
+    """Return the first characters of a text that are not ASCII, with some beside them."""
+    at = next((i for i, character in enumerate(text) if not character.isascii()), 0)
+    return text[max(0, at - 5) : at + _SHOWN_CHARS].split("\n")[0].strip()
+
+
+def null_bytes(data: bytes) -> str | None:
+    """Say what null bytes are in a file that should be text; None where it has none."""
+    if b"\0" not in data:
+        return None
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return f"it is UTF-16 text; {CONVERT_UTF16}"
+    line = data.count(b"\n", 0, data.index(b"\0")) + 1
+    if data.count(b"\0") * 4 > len(data):  # every other byte of letters, digits and spaces
+        order = "BE" if data.startswith(b"\0") else "LE"
+        how = "as UTF-16 text has; save it as UTF-8"
+        return f"line {line} has null bytes, {how}: iconv -f UTF-16{order} -t UTF-8 FILE > OUT"
+    return f"line {line} has a null byte; remove it: tr -d '\\000' < FILE > OUT"
 
 
 def foreign_format(path: Path) -> str | None:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from agent_r1_service.files.foreign import not_utf8
 from agent_r1_service.files.writing import replace_file
 
 Record = TypeVar("Record", bound=BaseModel)
@@ -51,8 +52,7 @@ def _read_text(path: Path) -> str:
     except FileNotFoundError as exc:
         raise SourceError(f"{path} does not exist") from exc
     except UnicodeDecodeError as exc:
-        line = exc.object.count(b"\n", 0, exc.start) + 1
-        raise SourceError(f"{path}:{line}: not UTF-8 text ({exc.reason})") from exc
+        raise SourceError(f"{path}: {not_utf8(exc)}") from exc
     except (OSError, EOFError, zlib.error) as exc:
         raise SourceError(f"{path}: cannot be read ({exc}); copy it again") from exc
 

@@ -19,7 +19,7 @@ from agent_r1_proto.tasks import Task
 from agent_r1_service.files.bad_lines import BadLines, first_problem
 from agent_r1_service.files.columns import column_json, default_columns, task_fields
 from agent_r1_service.files.data_source import DataSource
-from agent_r1_service.files.foreign import check_utf8
+from agent_r1_service.files.foreign import NotUtf8Error, check_utf8
 from agent_r1_service.files.rows import TaskFileError, lines_of, rows_of
 from agent_r1_service.files.writing import hash_file
 
@@ -44,6 +44,8 @@ class Problem(NamedTuple):
     @classmethod
     def of(cls, exc: ValueError, remedy: str) -> Problem:
         """Return what was raised; what is no task gets the remedy."""
+        if isinstance(exc, NotUtf8Error):
+            return cls(*exc.args)
         if not isinstance(exc, ValidationError):
             return cls(str(exc))
         return cls(first_problem(exc), remedy)
@@ -53,23 +55,23 @@ def _lines(source: DataSource) -> Iterator[tuple[str, Task | Problem]]:
     remedy = "" if source.columns else f"a line is one JSON object with {TASK_FIELDS}"
     for number, (where, line) in enumerate(lines_of(source.source), start=1):
         try:
-            found = _task_of_line(line, source.columns, number)
+            found = _task_of_line(line, source, number)
         except ValueError as exc:
             found = Problem.of(exc, remedy)
         yield where, found
 
 
-def _task_of_line(line: bytes, columns: Mapping[str, str], number: int) -> Task:
+def _task_of_line(line: bytes, source: DataSource, number: int) -> Task:
     if not line.strip():
         raise ValueError("the line is empty; remove it")
-    check_utf8(line)
-    if not columns:
+    check_utf8(line, Path(source.source))
+    if not source.columns:
         return Task.model_validate_json(line)
     try:
         row = from_json(line)
     except ValueError as exc:
         raise ValueError(f"Invalid JSON: {exc}") from exc
-    return Task.model_validate(_from_columns(row, columns, number))
+    return Task.model_validate(_from_columns(row, source.columns, number))
 
 
 def _rows(source: DataSource) -> Iterator[tuple[str, Task | Problem]]:

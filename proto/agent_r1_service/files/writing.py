@@ -222,20 +222,21 @@ def check_seal(directory: Path, facts: Mapping[str, Any] | None = None) -> None:
         )
     try:
         sealed = json.loads(checksum_file.read_text(encoding="utf-8"))
-        files, found_facts = dict(sealed["files"]), dict(sealed["facts"])
-    except (ValueError, KeyError, TypeError) as exc:
+        files = {name: (one["size_bytes"], one["sha256"]) for name, one in sealed["files"].items()}
+        found_facts = dict(sealed["facts"])
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise ValueError(f"{checksum_file} is corrupted ({exc}); {_OLDER}") from exc
-    for name, expected in files.items():
+    for name, (size_bytes, sha256) in files.items():
         path = directory / name
         if not path.is_file():
             raise ValueError(f"{path} is missing from the checkpoint; {_OLDER}")
         size = path.stat().st_size
-        if size != expected["size_bytes"]:
+        if size != size_bytes:
             raise ValueError(
                 f"{path} is corrupted: it has {size} bytes and was written with "
-                f"{expected['size_bytes']}; {_OLDER}"
+                f"{size_bytes}; {_OLDER}"
             )
-        if hash_file(path) != expected["sha256"]:
+        if hash_file(path) != sha256:
             raise ValueError(f"{path} is corrupted: its checksum differs; {_OLDER}")
     for name, value in (facts or {}).items():
         if found_facts.get(name) != value:

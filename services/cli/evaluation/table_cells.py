@@ -136,7 +136,7 @@ def read_cell(plan: TablePlan, run: PlannedRun) -> TableCell | None:
     if file is None or not file.exists():
         return None
     try:
-        cell = TableCell.model_validate_json(file.read_text(encoding="utf-8"))
+        cell = TableCell.model_validate_json(file.read_bytes())
     except (OSError, ValidationError) as exc:
         raise ConfigError(f"the cell {file} cannot be read ({exc}); remove it") from exc
     found = differences({"measure": cell.measure}, {"measure": plan.measure})

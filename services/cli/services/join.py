@@ -24,6 +24,7 @@ from agent_r1.cli.live_run import check_redis, own_settings, redis_of_this_host,
 from agent_r1.cli.services.pull_bundle import BundlePart, BundlePuller, read_bundle
 from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ENV_PREFIX, ConfigError
+from agent_r1.weights.download import pull_client
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.run_bundle import (
     TOOL_FILES,
@@ -43,7 +44,6 @@ from agent_r1_service.fingerprint import software_version
 from agent_r1_service.http.guard import is_loopback
 from agent_r1_service.http.serving import require_token
 from agent_r1_service.http.token import RunToken, find_token
-from agent_r1_service.transfer.download import pull_client
 
 OFFER_TIMEOUT_S = 600.0
 """Longest wait for the learner, which loads the model before it says how to join."""

@@ -112,7 +112,7 @@ def load_cell(file: Path) -> Cell | None:
     if not file.exists():
         return None
     try:
-        return Cell.model_validate_json(file.read_text(encoding="utf-8"))
+        return Cell.model_validate_json(file.read_bytes())
     except (OSError, ValidationError) as exc:
         raise ValueError(f"the cell {file} cannot be read ({exc}); remove it") from exc
 

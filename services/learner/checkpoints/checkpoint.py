@@ -18,14 +18,15 @@ import re
 import shutil
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt, RootModel
 
 from agent_r1.learner.engine.interface import PolicyEngine
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_service.files.room import readable_size, require_room
 from agent_r1_service.files.run_folder import CHECKPOINTS_DIR, STATE_FILE
+from agent_r1_service.files.state import check_object, read_object
 from agent_r1_service.files.writing import (
     CHECKSUM_FILE,
     check_seal,
@@ -52,36 +53,40 @@ CHECKSUM_KEY = "sha256"
 class LearnerState(StrictMessage):
     """Where the learner stood: all that is not in the engine's own state."""
 
-    step: int = 0
+    step: NonNegativeInt = 0
     """Batches trained."""
-    policy_version: int = 0
+    policy_version: NonNegativeInt = 0
     """Version of the weights in this checkpoint; a resume publishes them under a new one."""
-    next_group_id: int = 0
+    next_group_id: NonNegativeInt = 0
     """Prompt cursor: the first group that was never opened."""
-    outstanding_groups: list[int] = []
+    outstanding_groups: list[NonNegativeInt] = []
     """Groups opened but not trained; a resume issues them again."""
     prompt_fingerprint: str = ""
     """Digest of tasks and seed: the order the cursor counts in."""
     best_score: float | None = None
     """Highest `evaluation.score` so far, its mean over the sets that are trained on."""
-    evaluations_since_best: int = 0
+    evaluations_since_best: NonNegativeInt = 0
     """How many evaluations in a row were no better than the best one before them."""
     canary_floor: float | None = None
     """Mean |difference| of log-probabilities at the first version."""
-    wall_s: float = 0.0
+    wall_s: float = Field(default=0.0, ge=0)
     """Seconds spent by the run so far, all its starts together."""
     totals: dict[str, float] = {}
     """Counters of the summary."""
     evaluations: dict[str, dict[str, Any]] = {}
     """Summaries of the evaluations so far, by name (`before`, `step_000010`)."""
-    counts: dict[str, int] = {}
+    counts: dict[str, NonNegativeInt] = {}
     """Verdicts on results, by name."""
-    failures: dict[str, int] = {}
+    failures: dict[str, NonNegativeInt] = {}
     """Failures by kind."""
     failed_tasks: list[str] = []
     """Ids of tasks of which a sample failed for good."""
     history: dict[str, list[float]] = Field(default={})
     """Per-step values of which the summary gives medians."""
+
+
+class _Scores(RootModel[dict[Annotated[str, Field(pattern=r"^\d+$")], float]]):
+    """Evaluation scores by step."""
 
 
 def checkpoint_name(step: int) -> str:
@@ -96,9 +101,31 @@ def complete_steps(directory: Path) -> list[int]:
 
 
 def read_scores(directory: Path) -> dict[str, float]:
-    """Return the evaluation scores of checkpoints by step, as `keep_best` reads them."""
+    """Return the evaluation scores of checkpoints by step, as `keep_best` reads them.
+
+    Raises:
+        ValueError: the file is damaged; the message has the remedy.
+    """
     path = directory / SCORES_FILE
-    return json.loads(path.read_text()) if path.exists() else {}
+    if not path.exists():
+        return {}
+    try:
+        return check_object(_Scores, read_object(path)).root
+    except ValueError as exc:
+        raise ValueError(
+            f"{path} cannot be read: {exc}; delete it: then learner.keep_best chooses by the "
+            "scores that follow"
+        ) from exc
+
+
+def newest_state(directory: Path) -> LearnerState | None:
+    """Read where the learner stood at the newest checkpoint; None when there is none.
+
+    Raises:
+        ValueError: its `learner.json` is damaged; the message names it and an older checkpoint.
+    """
+    with _newest(directory) as path:
+        return None if path is None else _read_state(path)[0]
 
 
 def check_newest(directory: Path, engine_facts: Mapping[str, Any]) -> LearnerState | None:
@@ -157,19 +184,29 @@ def check_checkpoint(path: Path) -> LearnerState:
     Raises:
         ValueError: a file is missing or was changed; the message names it.
     """
-    try:
-        values = json.loads((path / STATE_FILE).read_bytes())
-    except ValueError as exc:
-        raise ValueError(f"{path / STATE_FILE} is corrupted: {exc}") from exc
-    digest = values.pop(CHECKSUM_KEY, None)
-    if digest is None and not (path / CHECKSUM_FILE).exists():
+    state, sealed = _read_state(path)
+    if sealed:
+        check_seal(path)
+    else:
         # Version 0.1.0 checked the engine's files only; load_state still does.
         logger.warning("checkpoint of version 0.1.0: only engine/ has checksums path=%s", path)
-        return LearnerState.model_validate(values)
-    check_seal(path)
-    if digest != _digest(values):
-        raise ValueError(f"{path / STATE_FILE} is corrupted: its checksum differs")
-    return LearnerState.model_validate(values)
+    return state
+
+
+def _read_state(path: Path) -> tuple[LearnerState, bool]:
+    """Return the learner's state in a checkpoint, and whether its other files have checksums."""
+    try:
+        values = read_object(path / STATE_FILE)
+        digest = values.pop(CHECKSUM_KEY, None)
+        sealed = digest is not None or (path / CHECKSUM_FILE).exists()
+        if sealed and digest != _digest(values):
+            raise ValueError("its checksum differs")
+        state = check_object(LearnerState, values)
+        if path.name != checkpoint_name(state.step):
+            raise ValueError(f"it is of step {state.step}")
+    except ValueError as exc:
+        raise ValueError(f"{path / STATE_FILE} is corrupted: {exc}") from exc
+    return state, sealed
 
 
 def _digest(values: Any) -> str:

@@ -11,22 +11,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from pydantic import ValidationError
+from pydantic import Field
 
 from agent_r1.learner.checkpoints.ownership import TakenOverError
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_service.files.run_folder import LEDGER_FILE
+from agent_r1_service.files.state import check_object, read_object
 from agent_r1_service.files.writing import write_atomically
 
 
 class LedgerNumbers(StrictMessage):
     """The numbers that are never used twice in one run."""
 
-    incarnation: int = 0
+    incarnation: int = Field(default=0, ge=0)
     """Starts of the learner so far."""
-    last_policy_version: int = 0
+    last_policy_version: int = Field(default=0, ge=0)
     """Highest policy version ever assigned, published or not."""
-    incarnations_elsewhere: int = 0
+    incarnations_elsewhere: int = Field(default=0, ge=0)
     """Those of the incarnations that were starts of other run folders on the same services."""
 
 
@@ -54,11 +55,17 @@ class Ledger:
         if not self.path.exists():
             return LedgerNumbers()
         try:
-            return LedgerNumbers.model_validate_json(self.path.read_bytes())
-        except ValidationError as exc:
+            numbers = check_object(LedgerNumbers, read_object(self.path))
+            if numbers.incarnation < numbers.incarnations_elsewhere:
+                raise ValueError(
+                    f"incarnation ({numbers.incarnation}) must be at least "
+                    f"incarnations_elsewhere ({numbers.incarnations_elsewhere})"
+                )
+        except ValueError as exc:
             raise ValueError(
-                f"{self.path} does not parse ({exc.errors()[0]['msg']}); restore it from a backup"
+                f"{self.path} cannot be read: {exc}; restore it from a backup"
             ) from exc
+        return numbers
 
     def require_newest(self) -> None:
         """Make sure that no later start has taken over the run folder, before writing there.

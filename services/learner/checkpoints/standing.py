@@ -5,14 +5,19 @@ The checks before a start, the launcher and the learner ask here. Nothing is loa
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent_r1.learner.checkpoints.checkpoint import STEP_NAME, checkpoint_name, complete_steps
+from agent_r1.learner.checkpoints.checkpoint import (
+    STEP_NAME,
+    checkpoint_name,
+    complete_steps,
+    newest_state,
+    read_scores,
+)
 from agent_r1.learner.checkpoints.ledger import Ledger, LedgerNumbers
-from agent_r1_service.files.json_lines import split_lines
+from agent_r1.learner.outcome import read_summary
 from agent_r1_service.files.run_folder import (
     CHECKPOINTS_DIR,
     LEDGER_FILE,
@@ -20,10 +25,29 @@ from agent_r1_service.files.run_folder import (
     STATE_FILE,
     SUMMARY_FILE,
 )
+from agent_r1_service.files.state import parse_objects
 
 _VERSION = re.compile(r'"policy[_/]version": *(\d+)')
 _SPARE = 1000
 """Numbers that are left out where nobody knows which were used."""
+
+
+def state_problem(folder: Path, *, stored: bool = False) -> str | None:
+    """Say why a run folder cannot be continued; None when it can.
+
+    Args:
+        folder: of the run; may be new.
+        stored: the run store has its numbers as well.
+    """
+    problem = ledger_problem(folder, stored=stored)
+    if problem is not None:
+        return problem
+    try:
+        newest_state(folder / CHECKPOINTS_DIR)
+        read_scores(folder / CHECKPOINTS_DIR)
+    except (OSError, ValueError) as exc:
+        return str(exc)
+    return None
 
 
 def ledger_problem(folder: Path, *, stored: bool = False) -> str | None:
@@ -38,11 +62,15 @@ def ledger_problem(folder: Path, *, stored: bool = False) -> str | None:
     if trained and not stored and not path.exists():
         return f"{path} is missing, so {_used_twice(folder)}"
     try:
-        numbers = Ledger(folder).numbers
+        ledger = Ledger(folder)
     except (ValueError, OSError) as exc:
         remedy = f"delete {path}: the run store has them" if stored else _remedy(folder)
-        return f"{path} cannot be read ({exc}); {remedy}"
-    if not stored and numbers.last_policy_version < _highest_version(folder):
+        return f"{path} cannot be read ({exc.__cause__ or exc}); {remedy}"
+    if stored or not trained:
+        return None
+    if ledger.starts < 1:
+        return f"{path} counts no start and the run has trained, so {_used_twice(folder)}"
+    if ledger.last_policy_version < _highest_version(folder):
         return f"{path} is older than what is beside it, so {_used_twice(folder)}"
     return None
 
@@ -79,6 +107,7 @@ def _highest_version(folder: Path) -> int:
 
 def resume_notes(folder: Path) -> Iterator[str]:
     """Yield what a user should know of the step from which a run folder continues."""
+    yield from _damaged_summary(folder)
     steps = complete_steps(folder / CHECKPOINTS_DIR)
     newest, last = max(steps, default=0), last_step(folder)
     for step in _incomplete(folder):
@@ -91,6 +120,15 @@ def resume_notes(folder: Path) -> Iterator[str]:
     elif steps:
         loud = "!! " if last > newest else ""
         yield f"{loud}continuing from the checkpoint of step {newest}{_again(newest + 1, last)}"
+
+
+def _damaged_summary(folder: Path) -> Iterator[str]:
+    try:
+        read_summary(folder)
+    except OSError:
+        return
+    except ValueError as exc:
+        yield f"!! {folder / SUMMARY_FILE} cannot be read ({exc}); the run's end writes it again"
 
 
 def _again(first: int, last: int) -> str:
@@ -109,12 +147,8 @@ def _incomplete(folder: Path) -> list[int]:
 def last_step(folder: Path) -> int:
     """Return the last step that `metrics.jsonl` has; 0 where it has none."""
     try:
-        lines = split_lines((folder / METRICS_FILE).read_text(encoding="utf-8", errors="replace"))
+        text = (folder / METRICS_FILE).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return 0
-    for line in reversed(lines):
-        try:
-            return int(json.loads(line)["step"])
-        except (ValueError, KeyError, TypeError):
-            continue  # cut off by a crash
-    return 0
+    steps = [values.get("step") for values in parse_objects(text)]
+    return next((step for step in reversed(steps) if isinstance(step, int)), 0)

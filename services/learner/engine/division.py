@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from agent_r1.learner.engine.interface import EngineError
-from agent_r1.learner.weights.snapshot import raw_bytes
+from agent_r1.weights.snapshot import raw_bytes
 
 ONE_BY_ONE = "HF_DEACTIVATE_ASYNC_LOAD"
 """Lets transformers read a weight when its turn comes, instead of all of them in threads."""

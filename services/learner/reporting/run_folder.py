@@ -19,7 +19,7 @@ from typing import Any
 
 from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.checkpoints.ownership import FolderLock
-from agent_r1.learner.checkpoints.standing import ledger_problem
+from agent_r1.learner.checkpoints.standing import state_problem
 from agent_r1.learner.reporting.loggers import MetricLogger
 from agent_r1_proto.failures import Failure
 from agent_r1_service.files.conditions import (
@@ -44,6 +44,7 @@ from agent_r1_service.files.run_folder import (
     SUMMARY_FILE,
     TRAJECTORIES_DIR,
 )
+from agent_r1_service.files.state import parse_objects
 from agent_r1_service.files.writing import report_full_disk, write_atomically
 
 logger = logging.getLogger(__name__)
@@ -70,14 +71,15 @@ def _line(record: Mapping[str, Any]) -> str:
 
 def _lines_up_to(path: Path, step: int) -> list[str]:
     kept: list[str] = []
-    for line in split_lines(path.read_text(encoding="utf-8")):
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            continue  # cut off by a crash in the middle of the write
-        if record["step"] <= step:
+    for line in split_lines(path.read_text(encoding="utf-8", errors="replace")):
+        # What a crash in the middle of the write has cut off is left out.
+        if any(_is_up_to(record, step) for record in parse_objects(line)):
             kept.append(line + "\n")
     return kept
+
+
+def _is_up_to(record: Mapping[str, Any], step: int) -> bool:
+    return isinstance(record.get("step"), int) and record["step"] <= step
 
 
 class RunFolder:
@@ -105,7 +107,7 @@ class RunFolder:
             ValueError: a fresh run would mix with an earlier one, there is none to resume, or
                 another learner is writing there.
         """
-        if resume and (problem := ledger_problem(self.path, stored=stored)) is not None:
+        if resume and (problem := state_problem(self.path, stored=stored)) is not None:
             raise ValueError(problem)
         # A ledger without a start of its own says which numbers are taken, and no more.
         has_run = [LEDGER_FILE] if Ledger(self.path).starts else []

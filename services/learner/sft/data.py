@@ -24,7 +24,7 @@ from agent_r1_proto.foreign_messages import own_dialogue
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_proto.tasks import ChatMessage
 from agent_r1_service.files.bad_lines import BadLines
-from agent_r1_service.files.foreign import check_utf8, foreign_format, numbered_lines
+from agent_r1_service.files.foreign import NotUtf8Error, check_utf8, foreign_format, numbered_lines
 
 LINE = 'a line is {"messages": [{"role": ..., "content": ...}, ...]}'
 
@@ -72,9 +72,12 @@ def load_dialogues(config: SftConfig, encoder: DialogueEncoder, max_context: int
         for number, line in _lines(path):
             digest.update(line)
             try:
+                check_utf8(line, path)
                 samples.append(_encode_line(line, config, encoder, max_context))
             except ValidationError as exc:
                 bad.add(f"{path}, line {number}", _one_line(exc), LINE)
+            except NotUtf8Error as exc:
+                bad.add(f"{path}, line {number}", *exc.args)
             except ValueError as exc:
                 bad.add(f"{path}, line {number}", str(exc))
         if bad:
@@ -107,7 +110,6 @@ def _encode_line(
     line: bytes, config: SftConfig, encoder: DialogueEncoder, max_context: int
 ) -> TrainSample:
     """Encode one line."""
-    check_utf8(line)
     try:
         values = json.loads(line)
     except json.JSONDecodeError as exc:

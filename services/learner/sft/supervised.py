@@ -21,6 +21,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from pydantic import BaseModel, NonNegativeFloat, NonNegativeInt
+
 from agent_r1.learner.config import SupervisedConfig
 from agent_r1.learner.engine.interface import LossSpec, PolicyEngine
 from agent_r1.learner.engine.ranks.messages import EngineSetup
@@ -29,6 +31,7 @@ from agent_r1.learner.sft.data import SftData, plan_batches
 from agent_r1_service.config import ModelConfig, RunConfig
 from agent_r1_service.exit_status import STOP_SIGNALS
 from agent_r1_service.files.json_lines import split_lines
+from agent_r1_service.files.state import check_object, read_object
 from agent_r1_service.files.writing import replace_directory, write_atomically
 from agent_r1_service.imports import quick_imports
 
@@ -59,6 +62,15 @@ class Job:
     data: SftData
     report: Callable[[PolicyEngine], dict[str, Any]] = lambda engine: {}
     """Called with the trained model; what it returns goes into the summary."""
+
+
+class _Progress(BaseModel):
+    """How far an interrupted training had come."""
+
+    identity: Any
+    step: NonNegativeInt
+    tokens: NonNegativeInt
+    spent_s: NonNegativeFloat
 
 
 class _Training:
@@ -100,11 +112,11 @@ class _Training:
             return
         remedy = f"remove {self.state_dir} to start over, or set {self.job.table}.work_dir"
         try:
-            progress = json.loads(progress_file.read_text(encoding="utf-8"))
+            progress = check_object(_Progress, read_object(progress_file))
         except (OSError, ValueError) as exc:
             raise ValueError(f"{progress_file} cannot be read ({exc}); {remedy}") from exc
-        if progress.get("identity") != self.identity:
-            changed = _differences(progress.get("identity"), self.identity)
+        if progress.identity != self.identity:
+            changed = _differences(progress.identity, self.identity)
             raise ValueError(
                 f"{self.state_dir} is the state of another training (different: {changed}); "
                 f"{remedy}"
@@ -113,8 +125,8 @@ class _Training:
             engine.load_state(self.state_dir)
         except ValueError as exc:
             raise ValueError(f"{exc}; {remedy}") from exc
-        self.step, self.tokens = int(progress["step"]), int(progress["tokens"])
-        self.spent_s = float(progress["spent_s"])
+        self.step, self.tokens = progress.step, progress.tokens
+        self.spent_s = progress.spent_s
         logger.info("training resumed step=%d of=%d", self.step, len(self.batches))
 
     def save(self, engine: PolicyEngine) -> None:

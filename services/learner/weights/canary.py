@@ -1,4 +1,4 @@
-"""The canary: do rollout servers sample with the weights the learner thinks they have?
+"""The canary: tests whether rollout servers sample with the weights the learner thinks they have.
 
 train.py chooses trajectories of the batch here; publisher.py asks the learner and the servers for
 log-probabilities of the tokens of highest entropy in them, and compares. Pure: the choice, bounds
@@ -33,7 +33,7 @@ class CanaryError(RuntimeError):
 
 @dataclass(frozen=True)
 class CanaryBounds:
-    """How far the log-probabilities of learner and rollout may differ."""
+    """Bounds on the difference between the log-probabilities of learner and rollout."""
 
     dtype: Dtype
     mean_dlogp: float

@@ -1,8 +1,8 @@
-"""Publish, then pull: how new weights reach the rollout servers.
+"""The publisher: brings new weights to the rollout servers, which pull them.
 
-learner writes a snapshot and its manifest, hands them to the transport, sets the newest version in
-Redis, and POSTs `LoadRequest` to every announced rollout server; it continues when at least one has
-it. Servers that are behind or start late catch up by themselves. A canary follows each push.
+Writes a snapshot and its manifest, hands them to the transport, sets the newest version in Redis,
+and POSTs `LoadRequest` to every announced rollout server; it continues when at least one has the
+version. Servers that are behind or start late catch up by themselves. A canary follows each push.
 
 Every phase has a timeout, so that no push can hang the learner.
 """
@@ -22,6 +22,7 @@ from typing import Self
 
 from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.checkpoints.ownership import TakenOverError
+from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.engine.interface import PolicyEngine, TrainSample
 from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.server import LearnerServer
@@ -39,8 +40,9 @@ from agent_r1.learner.weights.canary import (
     judge,
 )
 from agent_r1.learner.weights.servers import ServerClient, ServerError
-from agent_r1.learner.weights.transports import make_transport
-from agent_r1.learner.weights.transports.base import Published
+from agent_r1.weights.file import FileTransport
+from agent_r1.weights.http import HttpTransport
+from agent_r1.weights.manifest import Published, Transport
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.weights import (
     CanaryReply,
@@ -54,11 +56,11 @@ from agent_r1_service.http.token import find_token
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
-"""How often announced servers are looked up while none has the new version."""
+"""Time between two looks at the announced servers while none has the new version."""
 LOUD_S = 15.0
-"""How often waiting for a rollout server is reported."""
+"""Time between two reports of waiting for a rollout server."""
 OTHERS_GRACE_S = 1.0
-"""How long the learner waits for the other servers once one has the new version."""
+"""Time that the other servers have once one has the new version."""
 UNUSABLE = 422
 """HTTP status of a server that has found a version's files damaged, or does not understand them."""
 MAX_REFUSALS = 3
@@ -73,13 +75,13 @@ class PushReport:
     started: float = field(default_factory=time.monotonic)
     """`time.monotonic` when it began."""
     canary: Sequence[CanaryPrompt] = ()
-    """What its servers are compared on; empty is no comparison."""
+    """Prompts on which servers are compared with the learner; empty is no comparison."""
     canary_floor: float | None = None
     """Mean |difference| at version 0, in nats; None: not measured."""
     size_bytes: int = 0
-    """What a server takes that holds the version before."""
+    """Bytes for a server that holds the version before."""
     bytes_sent: int = 0
-    """What the learner has sent to servers since the push before."""
+    """Bytes that the learner has sent to servers since the push before."""
     write_s: float = 0.0
     fetch_s: float = 0.0
     """Longest time a server took to fetch and verify it, while it went on generating."""
@@ -93,6 +95,13 @@ class PushReport:
     """Time the learner took to compute the canary's tokens."""
     score_s: float = 0.0
     """Longest time a server took to score them."""
+
+
+def make_transport(config: LearnerConfig, server: LearnerServer) -> Transport:
+    """Return the transport that the configuration names, not yet open."""
+    if config.transport == "file":
+        return FileTransport()
+    return HttpTransport(server, dense_every=config.dense_every if config.push == "delta" else 1)
 
 
 class ServersAheadError(RunFailedError):
@@ -324,10 +333,10 @@ class WeightPublisher:
         Servers that take longer continue in the background; their failures surface at the next
         push.
         """
-        names: dict[asyncio.Task[CanaryReading | None], str] = {}
-        for server in servers:
-            task = asyncio.create_task(self._load_one(server, report))
-            names[task] = server.server_id
+        names = {
+            asyncio.create_task(self._load_one(server, report)): server.server_id
+            for server in servers
+        }
         pending = set(names)
         errors: dict[str, ServerError] = {}
         try:

@@ -1,4 +1,4 @@
-"""What the learner gives to services that join on other hosts: `config.json` --> `RunBundle`.
+"""The bundle of a run, for services that join on other hosts: `config.json` --> `RunBundle`.
 
 The transport serves the bundle and its files; `agent-r1 serve SERVICE --join RUN_ID` pulls them.
 """
@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.learner.run_spec import RunSpec
-from agent_r1.learner.weights.transports import Transport
+from agent_r1.weights.chunks import hash_chunks
+from agent_r1.weights.manifest import Transport
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.run_bundle import (
     TOOL_FILES,
@@ -31,7 +32,6 @@ from agent_r1_service.files.run_folder import BUNDLE_FILE
 from agent_r1_service.files.writing import hash_file
 from agent_r1_service.fingerprint import package_hash, software_version
 from agent_r1_service.memory import MIB
-from agent_r1_service.transfer.chunks import hash_chunks
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from agent_r1_service.http.token import RunToken, token_headers
 R = TypeVar("R", bound=StrictMessage)
 
 KEEP_ALIVE_S = 2.0
-"""How long an idle connection may be used again: a server closes it after 5 s."""
+"""Time for which an idle connection may be used again: a server closes it after 5 s."""
 
 
 class ServerError(RuntimeError):

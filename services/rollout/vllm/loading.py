@@ -1,4 +1,4 @@
-"""How new weights get into an engine: all of the model's (here), or its adapter's (adapter.py).
+"""Loading new weights into an engine: all of the model's (here), or its adapter's (adapter.py).
 
 policy.py stages a verified snapshot while generation continues, and loads it while it is paused.
 """
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from agent_r1.rollout.vllm.snapshot_reader import ModelLayout
+from agent_r1.weights.layout import ModelLayout
 
 
 class EngineWeights(Protocol):
-    """What of an engine's model is replaced by a new version."""
+    """The part of an engine's model that a new version replaces."""
 
     def request(self) -> Any:
         """Return vLLM's `lora_request` for the version in use; None where there is no adapter."""

@@ -1,6 +1,6 @@
 """The sampler: vLLM's AsyncLLM, token ids in, token ids and log-probabilities out.
 
-turns.py calls `generate`; weights/versions.py calls `load_weights` with the learner's manifests and
+turns.py calls `generate`; weight_versions.py calls `load_weights` with the learner's manifests and
 `score` for its canary. The engine runs in a process of its own, which loads weights through
 weight_transfer.py.
 """
@@ -25,7 +25,6 @@ from agent_r1.rollout.policy import (
     Policy,
     PolicyError,
     PolicySetupError,
-    WeightsRefusedError,
 )
 from agent_r1.rollout.vllm.adapter import AdapterWeights
 from agent_r1.rollout.vllm.answers import (
@@ -48,7 +47,8 @@ from agent_r1.rollout.vllm.settings import (
     prepare_environment,
     read_model,
 )
-from agent_r1.rollout.vllm.snapshot_reader import verify_snapshot
+from agent_r1.weights.manifest import WeightsRefusedError
+from agent_r1.weights.snapshot import verify_snapshot
 from agent_r1_proto.trajectory import VersionSpan
 from agent_r1_proto.weights import WeightManifest
 
@@ -139,7 +139,7 @@ class VllmPolicy(Policy):
         except EngineDeadError as exc:
             await self.stop()
             raise PolicySetupError(str(exc)) from exc
-        except PolicyError:
+        except (PolicyError, WeightsRefusedError):
             await self.stop()
             raise
         logger.info(
@@ -409,7 +409,7 @@ class VllmPolicy(Policy):
             raise EngineDeadError(reason)
         try:
             yield
-        except (PolicyError, asyncio.CancelledError):
+        except (PolicyError, WeightsRefusedError, asyncio.CancelledError):
             raise
         except Exception as exc:
             if self.engine is not None and self.engine.errored:

@@ -1,4 +1,4 @@
-"""What policy.py must know and check before it imports vLLM.
+"""Settings of the engine, and what policy.py checks before it imports vLLM.
 
 Reads the model directory and the machine's memory; sets the environment variables that vLLM and
 OpenMP read once, at import. Imports neither vLLM nor torch.
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agent_r1.rollout.policy import PolicyOutOfMemoryError, PolicySetupError
-from agent_r1.rollout.vllm.snapshot_reader import (
+from agent_r1.weights.layout import (
     ModelLayout,
     adapter_layout,
     read_model_layout,
@@ -167,12 +167,16 @@ def read_model(settings: VllmSettings) -> ModelFacts:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     value_bytes = 4 if settings.dtype == "float32" else 2
-    layout = read_model_layout(directory, tied=tied)
+    try:
+        layout = read_model_layout(directory, tied=tied)
+        versions = layout if settings.lora is None else adapter_layout(layout, settings.lora)
+    except ValueError as exc:
+        raise PolicySetupError(str(exc)) from exc
     facts = ModelFacts(
         directory=directory,
         architectures=tuple(config.architectures or ()),
         layout=layout,
-        versions=layout if settings.lora is None else adapter_layout(layout, settings.lora),
+        versions=versions,
         tied=tied,
         eos_token_ids=_end_tokens(directory, config, settings.stop_token_ids),
         vocab_size=config.vocab_size,

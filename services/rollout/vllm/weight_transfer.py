@@ -1,8 +1,8 @@
-"""Runs inside vLLM's engine processes: loads weights from safetensors files, dies with the server.
+"""The weight-transfer engine in vLLM's processes: loads safetensors files, dies with the server.
 
 vLLM finds `register` through the entry point `vllm.general_plugins` in every process it starts.
 policy.py drives the phases: init (map the files, while generation continues), start, update
-(copy into the model), finish. Reads the files that snapshot_reader.py verified.
+(copy into the model), finish. Reads the files that weights/snapshot.py verified.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
 
 
 class LoadOpenedFiles:
-    """What vLLM's workers can do besides: a whole update in one call instead of three."""
+    """An extension of vLLM's workers: a whole update in one call instead of three."""
 
     def load_opened_files(self: Any) -> None:
         """Fill the model from the files that `init_weight_transfer_engine` has opened."""

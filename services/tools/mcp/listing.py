@@ -6,6 +6,7 @@ messages of its transport pass through `MendedStream`.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -49,16 +50,18 @@ class MendedStream:
         return self
 
     async def __anext__(self) -> SessionMessage | Exception:
-        return self._mend(await self._stream.__anext__())
+        return await self._mend(await self._stream.__anext__())
 
     async def receive(self) -> SessionMessage | Exception:
-        return self._mend(await self._stream.receive())
+        return await self._mend(await self._stream.receive())
 
-    def _mend(self, item: SessionMessage | Exception) -> SessionMessage | Exception:
+    async def _mend(self, item: SessionMessage | Exception) -> SessionMessage | Exception:
         if isinstance(item, SessionMessage) and isinstance(item.message, JSONRPCResponse):
             tools = item.message.result.get("tools")
             if isinstance(tools, list):
-                item.message.result["tools"] = mend_tools(tools, self._notes)
+                # In a thread: large schemas take seconds, and other tools are called meanwhile.
+                mended = await asyncio.to_thread(mend_tools, tools, self._notes)
+                item.message.result["tools"] = mended
         return item
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from agent_r1_service.argument_schema import Path, find_problem
+from agent_r1_service.argument_schema import TOO_DEEP, Path, find_problem
 
 _INWARDS = {"properties": 2, "items": 1, "additionalProperties": 1}
 _INWARDS |= {"allOf": 2, "anyOf": 2, "prefixItems": 2}
@@ -24,20 +24,27 @@ _COUNTERPARTS = {
 """Keywords that would take over what another one without its counterpart leaves."""
 
 
+MOST_PROBLEMS = 20
+"""Problems of one schema that are mended; the whole is looked at again for each."""
+
+
 def relax(schema: object) -> tuple[dict[str, Any], list[str]]:
     """Leave out of a schema what arguments cannot be checked with.
 
     Returns:
         A schema of an object that refuses nothing the given one allows, and what was left out.
     """
-    usable = copy.deepcopy(schema) if isinstance(schema, dict) else {}
+    try:
+        usable = copy.deepcopy(schema) if isinstance(schema, dict) else {}
+    except RecursionError:
+        return {"type": "object"}, [f"{TOO_DEEP} (at $)"]
     notes: list[str] = []
     if usable.get("type") != "object":
         notes += [f"type is {usable['type']!r} (at $.type)"] if "type" in usable else []
         usable["type"] = "object"  # arguments are an object, whatever a schema leaves out
     while (problem := find_problem(usable)) is not None:
         notes.append(str(problem))
-        if not problem.path:
+        if not problem.path or len(notes) > MOST_PROBLEMS:
             return {"type": "object"}, notes
         _leave_out(usable, problem.path)
     return usable, notes

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_service.files.bad_lines import BadLines, first_problem
-from agent_r1_service.files.foreign import check_utf8, numbered_lines
+from agent_r1_service.files.foreign import NotUtf8Error, check_utf8, numbered_lines
 from agent_r1_service.files.writing import hash_file
 
 ENGLISH_STOP_WORDS = (
@@ -58,7 +58,10 @@ def read_passages(path: Path, *, skip: int = 0) -> Iterator[Passage]:
             if line_number <= skip:
                 continue
             try:
-                passage = _parse(line)
+                passage = _parse(line, path)
+            except NotUtf8Error as exc:
+                bad.add(f"{path}:{line_number}", *exc.args)
+                continue
             except ValueError as exc:
                 bad.add(f"{path}:{line_number}", str(exc))
                 continue
@@ -126,10 +129,10 @@ def hash_of(value: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _parse(line: bytes) -> Passage:
+def _parse(line: bytes, path: Path) -> Passage:
     if not line.strip():
         raise ValueError('the line is empty; it must be {"id", "title", "text"}')
-    check_utf8(line)
+    check_utf8(line, path)
     try:
         return Passage.model_validate_json(line)
     except ValidationError as exc:

@@ -14,6 +14,7 @@ import logging
 import re
 import shutil
 import time
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -46,7 +47,7 @@ SETTINGS: dict[str, Any] = {
         "english stemmer"
     ),
     "stop_words": list(ENGLISH_STOP_WORDS),
-    "indexed": "title, newline, text in NFC",
+    "indexed": "title, newline, text in NFKC",
 }
 
 # What Lucene's `english` analyzer takes off the end of a word.
@@ -161,8 +162,11 @@ class TantivyIndex:
 
 
 def _words_of(text: str) -> str:
-    """Return a text as the analyzer is to read it."""
-    return cut_unspaced(_POSSESSIVE.sub("", text))
+    """Return a text as the analyzer is to read it.
+
+    In NFKC, letters of half and full width and other variants of a letter are that letter.
+    """
+    return cut_unspaced(_POSSESSIVE.sub("", unicodedata.normalize("NFKC", text)))
 
 
 def _analyzer() -> tantivy.TextAnalyzer:

@@ -209,7 +209,7 @@ async def test_weight_routes(bench: Bench):
 async def test_a_push_that_comes_late_brings_the_server_to_the_newest_version(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ):
-    caplog.set_level(logging.INFO, logger="agent_r1.rollout.weights")
+    caplog.set_level(logging.INFO, logger="agent_r1.rollout.weight_versions")
     policy = bench.policy(ANSWER)
     async with bench.server(policy):
         deleted = bench.manifest(1)
@@ -220,7 +220,7 @@ async def test_a_push_that_comes_late_brings_the_server_to_the_newest_version(
     assert (late.status_code, late.json()["policy_version"]) == (200, 3)
     assert (later.status_code, later.json()["policy_version"]) == (200, 3)
     assert policy.loaded == [3]
-    said = [r for r in caplog.records if r.name == "agent_r1.rollout.weights.versions"]
+    said = [r for r in caplog.records if r.name == "agent_r1.rollout.weight_versions"]
     assert [(r.levelname, "late" in r.message) for r in said] == [("INFO", True)]
 
 

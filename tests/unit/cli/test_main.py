@@ -22,8 +22,8 @@ from agent_r1.config.sources import ConfigError
 from agent_r1.learner.checkpoints.ledger import LedgerNumbers
 from agent_r1.learner.checkpoints.run_store import open_run_store
 from agent_r1.learner.engine.ranks.place import RankPlace
+from agent_r1.weights.adapters import ADAPTER_FILE, write_adapter_config
 from agent_r1_service.config import LoraConfig
-from agent_r1_service.weights.adapters import ADAPTER_FILE, write_adapter_config
 from tests.support.config_scene import write_scene
 
 HEAVY = ("torch", "vllm", "transformers", "deepspeed", "tantivy", "fastapi", "redis", "rich")
@@ -200,7 +200,7 @@ def test_a_learner_that_is_started_again_on_a_finished_run_says_where_the_result
     monkeypatch.chdir(tmp_path)
     folder = Path("runs/done")
     folder.mkdir(parents=True)
-    (folder / "ledger.json").write_text("{}")
+    (folder / "ledger.json").write_text('{"incarnation": 1}')
     (folder / "summary.json").write_text('{"status": "finished", "steps": 3}')
     options = ["learner.steps=3", f"run.dir={folder}", "redis.url=redis://127.0.0.1:1/0"]
     sets = [word for option in options for word in ("--set", option)]

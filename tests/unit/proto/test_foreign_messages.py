@@ -104,6 +104,21 @@ def test_other_roles_and_sharegpt_are_read(given: dict[str, Any], expected: Chat
     assert read(given) == expected
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"role": "assistant", "content": None, "refusal": "I cannot say."},
+        {"role": "assistant", "refusal": "I cannot say."},
+        {"role": "assistant", "content": "", "refusal": "I cannot say.", "tool_calls": []},
+        {"role": "assistant", "content": "I cannot say.", "refusal": None, "annotations": []},
+        {"role": "assistant", "content": "I cannot say.", "refusal": ""},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "I cannot say."}]},
+    ],
+)
+def test_a_refusal_is_what_the_assistant_said(given: dict[str, Any]):
+    assert read(given).text() == "I cannot say."
+
+
 def test_parts_of_text_are_read_whatever_the_api_calls_them():
     parts = [
         {"type": "text", "text": "Who ", "cache_control": {"type": "ephemeral"}},
@@ -117,6 +132,11 @@ def test_parts_of_text_are_read_whatever_the_api_calls_them():
     ("given", "where", "said"),
     [
         ({"role": "user", "content": None}, "1", "content is null or missing"),
+        (
+            {"role": "assistant", "content": "Emma", "refusal": "No."},
+            "1",
+            "refusal stands beside a content; keep the one",
+        ),
         (
             {"role": "assistant", "content": None, "tool_calls": [{**CALL, "function": 3}]},
             "1",

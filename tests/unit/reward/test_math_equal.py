@@ -61,6 +61,11 @@ def request(text: str, *answers: str, **payload: Any) -> ScoreRequest:
         ("so \\boxed \u22123 apples", "-3"),
         (r"so \fbox 11 5/6", "11 5/6"),
         (r"so \boxed B", "B"),
+        (r"so \boxed x.", "x"),
+        (r"so \boxed\text{A}", r"\text{A}"),
+        (r"so \boxed\sqrt2", r"\sqrt2"),
+        (r"so \boxed \pi", r"\pi"),
+        ("put a \\boxed a around it", None),
         (r"\boxed 1, or \boxed{2}", "2"),  # braces say more
         (r"\boxed 1, or \boxed 2", "2"),
         (r"put it in \boxed please", None),
@@ -136,6 +141,20 @@ NEGATIVE_BOXES = [
     r"\text{-}\boxed{3}",
     r"minus $\boxed{3}$",
     r"-\,\boxed 3",
+    r"-{}\boxed{3}",
+    r"-\large\boxed{3}",
+    r"-\medspace\boxed{3}",
+    r"-\kern1pt\boxed{3}",
+    r"-\textcolor[rgb]{1,0,0}{\boxed{3}}",
+    r"-\colorbox{yellow}{$\boxed{3}$}",
+    r"-\mathop{\boxed{3}}",
+    r"-\hbox{\boxed{3}}",
+    r"\(-\)\boxed{3}",
+    r"$-$ \boxed{3}",
+    r"\textminus\boxed{3}",
+    r"\boldsymbol{-}\boxed{3}",
+    r"\mbox{ - }\boxed{3}",
+    "-\n\\boxed{3}",
 ]
 
 
@@ -155,10 +174,29 @@ def test_a_box_keeps_the_minus_that_stands_before_it(written: str):
         r"- $\boxed{3}$ is the answer",
         r"COVID-\,\boxed{3}",
         r"10{-}\boxed{3}",
+        r"$10$ - \boxed{3}",
+        r"10 cm - \boxed{3} cm",
+        r"10 apples - \boxed{3} apples",
+        r"5! - \boxed{3}",
+        "10\u00b0 - \\boxed{3}\u00b0",
+        r"|x| - \boxed{3}",
+        r"$x^2$ - \boxed{3}",
+        r"x minus \boxed{3}",
+        r"it's non-negative: \boxed{3}",
+        r"it's non-negative \boxed{3}",
+        r"Final answer - \boxed{3}",
+        r"\alpha - \boxed{3}",
     ],
 )
 def test_a_dash_that_is_no_sign_does_not_get_into_a_box(text: str):
     assert math_answer(read_turn(text)) == "3"
+
+
+@pytest.mark.parametrize("part", [r"\a{}", r"\a {}", r"\kern1pt", r"\ ", "$", "{", "- ", "minus "])
+def test_what_stands_before_a_box_takes_no_time(part: str):
+    started = time.process_time()
+    assert math_answer(read_turn("-" + part * 1000 + r"x\boxed{3}")) == "3"
+    assert time.process_time() - started < 1
 
 
 # -- comparing -------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from agent_r1.rollout.app import create_app
-from agent_r1.rollout.weights.file import FileFetcher
-from agent_r1.rollout.weights.versions import WeightVersions
+from agent_r1.rollout.weight_versions import WeightVersions
+from agent_r1.weights.file import FileFetcher
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.weights import CanaryReply
 from tests.support.fakes import FakePolicy

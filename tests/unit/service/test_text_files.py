@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -69,7 +71,7 @@ def test_text_has_the_line_ends_of_this_system(path: Path):
 def test_latin_1_is_called_no_utf_8_with_its_line(path: Path):
     path.write_bytes((line(1, "Wer?") + line(2)).encode("latin-1"))
     # The first character that UTF-8 does not have alone is «, 0xab in Latin-1.
-    with pytest.raises(TaskFileError, match=r"tasks.jsonl:2: Invalid UTF-8 \(byte 0xab\); save"):
+    with pytest.raises(TaskFileError, match=r"tasks.jsonl:2: Invalid UTF-8 \(0xab"):
         read_task_file(path)
     columns = {"prompt": "prompt"}
     with pytest.raises(TaskFileError, match=r"tasks.jsonl:2: Invalid UTF-8"):
@@ -79,8 +81,67 @@ def test_latin_1_is_called_no_utf_8_with_its_line(path: Path):
         list(read_passages(path))
     file = path.with_name("run.toml")
     file.write_bytes("[run]\nid = 'é'\n".encode("latin-1"))
-    with pytest.raises(ConfigError, match=r"run.toml: line 2: Invalid UTF-8 \(byte 0xe9\)"):
+    with pytest.raises(ConfigError, match=r"run.toml: line 2: Invalid UTF-8 \(0xe927 at byte 7 of"):
         read_file(file)
+
+
+@pytest.mark.parametrize(
+    "text", ["", '{"run": {"id"', "\0" * 64, "[" * 100_000, "[1]", "null", "-3"]
+)
+def test_a_damaged_config_of_a_run_is_named_in_one_line(path: Path, text: str):
+    file = path.with_name("config.json")
+    file.write_text(text)
+    with pytest.raises(
+        ConfigError, match=r"config.json (does not parse|is not a JSON obj)"
+    ) as said:
+        read_file(file)
+    assert "\n" not in str(said.value)
+
+
+QUESTIONS = {
+    "shift_jis": ("CP932", ["東京は日本の首都ですか。", "富士山の高さは何メートルですか。"]),
+    "euc_jp": ("EUC-JP", ["東京は日本の首都ですか。", "富士山の高さは何メートルですか。"]),
+    "euc_kr": ("CP949", ["서울은 대한민국의 수도인가?", "한라산의 높이는 얼마입니까?"]),
+    "gb18030": ("GB18030", ["北京是中国的首都吗。", "长江有多长。这是一个问题。"]),
+    "big5": ("BIG5", ["臺北是一個城市。", "玉山有多高。"]),
+    "cp1252": ("CP1252", ["Où est l’été ?", "Quelle est la capitale du Sénégal ?"]),  # noqa: RUF001 - as French is printed
+    "cp1251": ("CP1251", ["Москва — столица России?", "Какова высота Эльбруса?"]),
+    "koi8_r": ("KOI8-R", ["Москва столица России?", "Какова высота Эльбруса?"]),
+}
+
+
+@pytest.mark.parametrize("encoding", QUESTIONS)
+def test_another_encoding_is_shown_with_how_it_reads_and_none_is_asserted_wrongly(
+    path: Path, encoding: str
+):
+    name, questions = QUESTIONS[encoding]
+    path.write_bytes("".join(line(i, q) for i, q in enumerate(questions)).encode(encoding))
+    with pytest.raises(TaskFileError, match="2 of 2 lines") as refused:
+        read_task_file(path)
+    said = str(refused.value)
+    assert said.count("iconv") == 1
+    assert "LATIN" not in said
+    (reading,) = re.findall(rf"as {name} it reads ['\"](.*?)['\"][,:]", said)
+    assert reading[-10:] in line(0, questions[0])
+    converts = re.findall(r"iconv -f (\S+) -t UTF-8", said)
+    assert converts in ([name], ["ENCODING"])
+    # Where one encoding alone is named, the command gives the text back.
+    if converts == [name]:
+        command = ["iconv", "-f", name, "-t", "UTF-8", str(path)]
+        done = subprocess.run(command, capture_output=True, check=True)
+        assert questions[1] in done.stdout.decode()
+
+
+def test_a_single_line_that_is_not_utf_8_is_not_to_be_converted_with_the_others(path: Path):
+    path.write_bytes(line(1, "Où ?").encode() + line(2, "Où ?").encode("latin-1"))
+    with pytest.raises(TaskFileError, match=r":2: Invalid UTF-8 .*damaged.*write it again"):
+        read_task_file(path)
+
+
+def test_bytes_of_no_encoding_leave_the_question_open(path: Path):
+    path.write_bytes(b'{"id": "\xed\xa0\x80"}\n')
+    with pytest.raises(TaskFileError, match=r"0xeda08022 at byte 9 .*iconv -f ENCODING"):
+        read_task_file(path)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
@@ -115,7 +176,7 @@ def test_faults_of_different_kinds_are_shown_together(path: Path):
     assert f"{path}:2: the line is empty; remove it\n" in text
     assert f"{path}:3: Invalid JSON" in text
     assert f"{path}:4: id 'q1' was used in {path}:1\n" in text
-    assert f"{path}:5: Invalid UTF-8 (byte 0xff)" in text
+    assert f"{path}:5: Invalid UTF-8 (0xff at byte 1 of the line)" in text
 
 
 def test_the_bad_lines_of_a_corpus_are_shown_together(path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -74,3 +75,59 @@ def test_a_module_that_is_not_there_is_a_wrong_name(folder: Path, name: str):
     (folder / "own_package" / "__init__.py").write_text("")
     with pytest.raises(ValueError, match=r"check the name, and that its folder is in run\.plugins"):
         import_named(name, "key")
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"x = 1\n\0y = 2\n", "line 2 has a null byte; remove it: tr"),
+        (b"# a\0b\n", "line 1 has a null byte; remove it: tr"),
+        ("x = 1\n".encode("utf-16"), "it is UTF-16 text; save it as UTF-8: iconv -f UTF-16 "),
+        ("x = 1\n".encode("utf-16-le"), "line 1 has null bytes, as UTF-16 text has; save it"),
+        ("x = 1\n".encode("utf-16-be"), "iconv -f UTF-16BE -t UTF-8"),
+        (
+            "x = 1\ny = '東京は日本の'\n".encode("shift_jis"),
+            "as CP932 it reads \"y = '東京は日本の'\"",
+        ),
+        (
+            "x = 1\ny = '서울은 대한민국'\n".encode("euc_kr"),
+            "as CP949 it reads \"y = '서울은 대한민국'\"",
+        ),
+        ("y = 'Sénégal'\n".encode("cp1252"), "line 1: Invalid UTF-8 (0xe96ee967 at byte 7 of the"),
+    ],
+)
+@pytest.mark.parametrize(
+    "task",
+    [
+        "import own_helper\n",
+        "import os, own_helper\n",
+        "from own_helper import x\n",
+        "def load():\n    import own_helper\nload()\n",
+    ],
+)
+def test_a_module_that_is_no_text_is_named_with_the_reason(
+    folder: Path, task: str, data: bytes, said: str
+):
+    (folder / "own_helper.py").write_bytes(data)
+    (folder / "own_task.py").write_text(task)
+    for name in ("own_task", "own_helper"):
+        with pytest.raises(ValueError, match="cannot be imported: SyntaxError: ") as caught:
+            import_named(f"{name}:x", "key")
+        assert f"SyntaxError: {folder / 'own_helper.py'}: " in str(caught.value)
+        assert said in str(caught.value)
+
+
+def test_a_module_of_a_package_that_is_no_text_is_named(folder: Path):
+    package = folder / "odd_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("from . import parts\n")
+    (package / "parts.py").write_bytes(b"x = '\0'\n")
+    with pytest.raises(ValueError, match=re.escape(f"SyntaxError: {package / 'parts.py'}: line 1")):
+        import_named("odd_package:x", "key")
+
+
+def test_text_in_another_encoding_that_a_module_reads_is_no_fault_of_the_module(folder: Path):
+    (folder / "names.txt").write_bytes(b"\xe9\n")
+    read = f"Path({str(folder / 'names.txt')!r}).read_text('utf-8')"
+    code = f"from pathlib import Path\nNAMES = {read}\n"
+    assert problem(folder, code).startswith("UnicodeDecodeError: 'utf-8' codec")

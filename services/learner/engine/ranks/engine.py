@@ -55,7 +55,7 @@ from agent_r1.learner.engine.ranks.messages import (
     ValueBatch,
 )
 from agent_r1.learner.engine.zero import ZeroModule, divider, freeze, ignore_vendor_deprecations
-from agent_r1.learner.weights.snapshot import Weights
+from agent_r1.weights.snapshot import Weights
 
 
 class RankEngine:

@@ -9,19 +9,20 @@ from __future__ import annotations
 import array
 import collections
 import sys
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .proxy import is_failure
-from .values import RefusedValue
+from .asserts import is_failure
+from .values import RefusedValue, is_generator
 
 CHANGEABLE = (
-    *(list, dict, set, bytearray, array.array),
+    *(list, dict, set, bytearray, array.array, types.SimpleNamespace),
     *(collections.deque, collections.OrderedDict, collections.defaultdict, collections.Counter),
 )
 """Types of containers that cross as copies and can change."""
-READS = ("get", "getitem")
+READS = ("get", "getitem", "global")
 MOST_LENT = 16
 
 
@@ -65,11 +66,11 @@ class LentContainers:
         self._write_back()
         value = self._exchange(operation, *operands)
         self._refresh()
-        return self._lend(operation, operands, value) if operation in READS else value
+        return self.lend(operation, operands, value) if operation in READS else value
 
-    def _lend(self, operation: str, operands: tuple[Any, ...], value: Any) -> Any:
+    def lend(self, operation: str, operands: tuple[Any, ...], value: Any) -> Any:
         """Return what was read; of a container that the test holds already, the same copy."""
-        if type(value) not in CHANGEABLE:
+        if not can_change(value):
             return value
         for lent in self._lent:
             if lent.is_of(operation, operands) and type(lent.value) is type(value):
@@ -103,17 +104,27 @@ class LentContainers:
                 lent.written = self._write(new)
 
 
+def can_change(value: Any) -> bool:
+    """Tell whether a value crosses as a copy and can change."""
+    return type(value) in CHANGEABLE or is_generator(value)
+
+
 def change(container: Any, new: Any) -> None:
     """Make a container what its copy on the other side has become.
 
     Raises:
         RefusedValue: it cannot become that.
     """
-    if type(container) is not type(new) or type(new) not in CHANGEABLE:
+    if type(container) is not type(new) or not can_change(new):
         raise RefusedValue("a change of an argument")
+    if is_generator(new):
+        container.bit_generator.state = new.bit_generator.state
+        return
     if isinstance(container, (list, bytearray, array.array)):
         container[:] = new
         return
+    if isinstance(container, types.SimpleNamespace):
+        container, new = vars(container), vars(new)
     container.clear()
     if isinstance(container, collections.deque):
         container.extend(new)
@@ -125,4 +136,5 @@ def has_leaves(value: Any) -> bool:
     """Tell whether a value holds anything but empty containers."""
     if not isinstance(value, (*CHANGEABLE, tuple, frozenset)):
         return True
+    value = vars(value) if isinstance(value, types.SimpleNamespace) else value
     return any(map(has_leaves, value.values() if isinstance(value, dict) else value))

@@ -15,20 +15,30 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import contextlib
 import importlib
 import inspect
-import io
-import random
-import re
 import sys
 import types
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from time import perf_counter
 from typing import Any
 
-from .lent import CHANGEABLE, LentContainers, change, has_leaves
-from .proxy import BINARY, UNARY, Proxy, Remote, is_failure, is_proxy, make_proxy, remote_of
+from .asserts import check_kept
+from .lent import LentContainers, can_change, change, has_leaves
+from .proxy import (
+    BINARY,
+    UNARY,
+    Proxy,
+    Remote,
+    is_proxy,
+    make_proxy,
+    remote_of,
+    type_of,
+    write_signature,
+)
 from .values import (
     FIXED_BASES,
     PLAIN_BASES,
@@ -40,10 +50,11 @@ from .values import (
 )
 
 TEST_MODULE = "tests"
-_OPEN_TYPES = (io.StringIO, io.BytesIO, random.Random, re.Pattern)
-"""Standard types whose public attributes show nothing of a process."""
-_INPUTS = ("input", "readline")
-"""What the code may ask the tests for: lines that they have for it, as by `patch`."""
+_OPEN_TYPES = (
+    *("_io.StringIO", "_io.BytesIO", "random.Random"),
+    *("numpy.random._generator.Generator", "numpy.random.mtrand.RandomState"),
+)
+"""Types whose public attributes show nothing of a process."""
 
 
 class Peer:
@@ -54,7 +65,7 @@ class Peer:
         receive: returns the next message.
         scope: names of the code under test; None on the side of the tests.
         describe: returns the text of an exception for people.
-        printed: returns what the code has printed since the last call.
+        printed: returns what the code has printed to each stream since the last call.
     """
 
     def __init__(
@@ -64,7 +75,7 @@ class Peer:
         *,
         scope: dict[str, Any] | None,
         describe: Callable[[BaseException], str],
-        printed: Callable[[], str] | None = None,
+        printed: Callable[[], dict[str, str]] | None = None,
     ) -> None:
         self._send_message = send
         self._receive_message = receive
@@ -72,13 +83,18 @@ class Peer:
         self._scope = scope
         self._describe = describe
         self._objects: list[Any] = []
-        self._given: list[Any] = []
+        self._given: list[tuple[float, Any]] = []
         self._numbers: dict[int, int] = {}
         self._kinds: dict[int, int] = {}
         self._received: dict[int, Any] = {}
         self._received_classes: dict[type, int] = {}
         self._pending: dict[int, BaseException] = {}
-        self._failure: AssertionError | None = None
+        self._left: list[BaseException] = []
+        """Exceptions of the test that have gone into the code."""
+        self._emptied: list[Any] = []
+        self._before: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
+        self._patched: list[Any] = []
+        self._undo: list[Any] = []
         self._lent = LentContainers(self._exchange, lambda value: self._write_all([value])[0])
         self._reader = Reader(self._resolve)
         self._operations: dict[str, Callable[..., Any]] = {
@@ -94,7 +110,8 @@ class Peer:
             "type": type,
             "change": self._change_container,
             "random": _call_random,
-            "input": lambda prompt: builtins.input(prompt),
+            "signature": write_signature,
+            "global": lambda _, name: (scope or {})[name],
             "readline": lambda size: sys.stdin.readline(size),
             "await": lambda awaitable: self._run(_finish(awaitable)),
             "anext": lambda iterator: self._run(_take_next(iterator)),
@@ -112,10 +129,28 @@ class Peer:
         found = self.request("names", names)
         if type(found) is not dict:
             raise RefusedValue("the names of the code")
-        return {name: found[name] for name in names if name in found}
+        return {
+            name: self._lent.lend("global", (None, name), found[name])
+            for name in names
+            if name in found
+        }
 
-    def handed_over(self) -> list[Any]:
-        """Return the objects of this side that the other one was given to use."""
+    @contextlib.contextmanager
+    def watching(self, modules: Iterable[str]) -> Iterator[None]:
+        """Replace functions of these modules for the code too while the test replaces them."""
+        found = [(name, vars(sys.modules[name])) for name in modules if name in sys.modules]
+        self._before = [(module, names, dict(names)) for module, names in found]
+        try:
+            yield
+        finally:
+            self._before = []
+
+    def has_emptied(self, value: object) -> bool:
+        """Tell whether a value is an argument of which the code has left nothing."""
+        return any(value is one for one in self._emptied) and not has_leaves(value)
+
+    def handed_over(self) -> list[tuple[float, Any]]:
+        """Return the objects of this side that the other one was given to use, and when."""
         return self._given
 
     def request(self, operation: str, *operands: Any) -> Any:
@@ -130,26 +165,49 @@ class Peer:
         return self._lent.request(operation, operands)
 
     def _exchange(self, operation: str, *operands: Any) -> Any:
-        known = len(self._objects)
+        known, earlier = len(self._objects), len(self._left)
         message = {"do": operation, "with": self._write_all(operands)}
-        self._given += self._objects[known:]
+        if (patched := self._write_all(self._find_patched())) != self._patched:
+            self._patched = message["patched"] = patched
+        self._given += [(perf_counter(), value) for value in self._objects[known:]]
         self._send(message)
         while "do" in (answer := self._receive()):
             self._answer(answer)
-        if (failure := self._failure) is not None:  # whatever the code has made of it
-            self._failure = None
-            raise failure
         if "refused" in answer:
             raise RefusedValue(str(answer["refused"]))
-        if "raise" in answer:
-            raise self._read_exception(answer["raise"])
+        raised = self._read_exception(answer["raise"]) if "raise" in answer else None
+        left = self._left[earlier:]
+        del self._left[earlier:]
+        for error in left:
+            check_kept(error, raised)
+        if raised is not None:
+            raise raised
         for key, content in answer.get("changed", ()):
             argument = operands[1][key] if type(key) is int else operands[2][key]
             new = self._reader.read(content)
-            # Nothing holds of nothing: what a loop or a comparison says of it proves no code right.
-            if has_leaves(new) or not has_leaves(argument):
-                change(argument, new)
+            if has_leaves(argument) and not has_leaves(new):
+                self._emptied.append(argument)
+            change(argument, new)
         return self._reader.read(answer["value"])
+
+    def _find_patched(self) -> list[Any]:
+        """Return (module, name, function) of what the test has replaced."""
+        return [
+            (module, name, now[name])
+            for module, now, before in self._before
+            if now != before
+            for name, old in before.items()
+            if callable(old) and name[0] != "_" and now.get(name, old) is not old
+        ]
+
+    def _patch(self, patched: list[Any]) -> None:
+        """Replace functions for the code as the test has replaced them, and no others."""
+        for module, name, old in self._undo:
+            setattr(module, name, old)
+        found = [(importlib.import_module(module), name, new) for module, name, new in patched]
+        self._undo = [(module, name, getattr(module, name)) for module, name, _ in found]
+        for module, name, new in found:
+            setattr(module, name, new)
 
     def _send(self, message: dict[str, Any]) -> None:
         if self._printed is not None and (text := self._printed()):
@@ -159,8 +217,12 @@ class Peer:
     def _receive(self) -> Any:
         message = self._receive_message()
         # Where the test looks at it; what nobody reads stays with the code.
-        if self._scope is None and "printed" in message and sys.stdout is not sys.__stdout__:
-            sys.stdout.write(str(message["printed"]))
+        if self._scope is None and "printed" in message:
+            for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr)):
+                text = message["printed"].get(name)
+                if text and stream is not getattr(sys, f"__{name}__"):
+                    stream.write(str(text))
+                    stream.flush()  # into its buffer, which the test may read
         return message
 
     def _change_container(self, operation: str, operands: list[Any], new: Any) -> None:
@@ -194,16 +256,22 @@ class Peer:
 
     def _answer(self, request: Any) -> None:
         try:
+            if self._scope is not None and "patched" in request:
+                self._patch(self._reader.read(request["patched"]))
             self._send(self._perform(request["do"], request["with"]))
         except RefusedValue as exc:
+            self._leave(exc)
             self._send({"refused": str(exc)})
         except BaseException as exc:  # noqa: BLE001 - whatever the code raises is its answer
-            if self._scope is None and is_failure(exc):
-                self._failure = self._failure or exc
+            self._leave(exc)
             self._send(self._write_exception(exc))
 
+    def _leave(self, error: BaseException) -> None:
+        if self._scope is None:
+            self._left.append(error)
+
     def _perform(self, name: str, written: list[Any]) -> Any:
-        if self._scope is None and name not in _INPUTS:
+        if self._scope is None and name != "readline":  # that of the input it has for the code
             self._check_reference(written)
         operands = self._reader.read(written)
         if name == "names" and self._scope is not None:
@@ -228,7 +296,7 @@ class Peer:
         before = [*written[1], *(content for _, content in written[2]["dict"])]
         changed: list[Any] = []
         for (key, value), old in zip(arguments, before, strict=True):
-            if type(value) in CHANGEABLE and (new := self._write_all([value])[0]) != old:
+            if can_change(value) and (new := self._write_all([value])[0]) != old:
                 changed.append([key, new])
         return changed
 
@@ -245,6 +313,7 @@ class Peer:
         except BaseException as exc:
             if not items:
                 raise
+            self._leave(exc)
             self._pending[id(iterator)] = exc
         return items, False
 
@@ -261,6 +330,8 @@ class Peer:
             return {"yours": remote_of(value).number}
         if isinstance(value, type) and value in self._received_classes:
             return {"yours": self._received_classes[value]}
+        if value is type_of:
+            return {"builtin": "type"}
         if isinstance(value, types.ModuleType) and self._scope is None:
             raise RefusedValue("a module as an argument")
         plain_number = read_number(value)
@@ -272,7 +343,7 @@ class Peer:
             return {"exception": [number, value.__name__, bases]}
         if inspect.isawaitable(value) and type(value).__module__ == "builtins":
             return {"coroutine": number}
-        base = next((base for base in PLAIN_BASES if isinstance(value, base)), None)
+        base = next((base for base in PLAIN_BASES if issubclass(type(value), base)), None)
         plain = self._write_all([write_plain_base(value)]) if base in FIXED_BASES else None
         if plain_number is not None:
             base, plain = type(plain_number), self._write_all([plain_number])
@@ -364,13 +435,19 @@ def _get_of_exception(error: Any, name: str) -> Any:
     return getattr(error.agent_r1_proxy, name)
 
 
+def is_mock(kind: type) -> bool:
+    """Tell whether a class is one of `unittest.mock`."""
+    mock = sys.modules.get("unittest.mock")
+    return mock is not None and issubclass(kind, mock.NonCallableMock)
+
+
 def _check_access(name: str, operands: list[Any]) -> None:
     """Keep the code under test out of the tests' objects.
 
     Raises:
         AttributeError: the attribute is none of its business.
     """
-    if name in ("type", "doc"):
+    if name in ("type", "doc", "signature", "global"):
         raise AttributeError(f"the tests show the code no {name} of their objects")
     if name not in ("get", "set", "del"):
         return
@@ -380,7 +457,10 @@ def _check_access(name: str, operands: list[Any]) -> None:
         isinstance(owner, type) and owner.__module__ == TEST_MODULE
     )
     if type(attribute) is str and not attribute.startswith(("_", "agent_r1_")):
-        if name == "get" and (ours or kind in _OPEN_TYPES):
+        if name == "get" and (ours or f"{kind.__module__}.{kind.__qualname__}" in _OPEN_TYPES):
+            return
+        # What a mock has made for the code, and nothing that tells it how to behave.
+        if name == "get" and is_mock(kind) and not hasattr(kind, attribute):
             return
         if name == "set" and ours and not callable(getattr(owner, attribute, None)):
             return

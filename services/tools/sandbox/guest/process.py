@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import ast
 import atexit
-import builtins
 import contextlib
 import ctypes
 import fcntl
+import functools
 import io
 import json
 import linecache
@@ -28,8 +28,9 @@ import types
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from .asserts import SETUP_NAME, TEST_NAME, TEST_NAMES
 from .peer import Peer
-from .tester import TEST_NAME, prepare_test, run_test
+from .tester import prepare_test, run_test
 from .values import FRAME_BYTES, RefusedValue
 
 Json = dict[str, Any]
@@ -123,42 +124,53 @@ def do_solution() -> int:
     module = types.ModuleType("solution")
     sys.modules["solution"] = module
     remember_lines(source, SOURCE_NAME)
-    sys.stdout = output = RecordedOutput(sys.stdout)
-    report = attempt("code", lambda: exec(compile(source, SOURCE_NAME, "exec"), module.__dict__))
+    outputs = {"stdout": Recorder(sys.stdout), "stderr": Recorder(sys.stderr)}
+    sys.stdout, sys.stderr = (output.text for output in outputs.values())
+    report = attempt("code", lambda: load_solution(source, module.__dict__))
     write_frame(REPORT, report)
     if not report:
-        output.take()  # the test has not been there yet
+        take_output(outputs)  # the test has not been there yet
         peer = Peer(
             write_message,
             read_frame,
             scope=module.__dict__,
             describe=format_error,
-            printed=output.take,
+            printed=functools.partial(take_output, outputs),
         )
-        builtins.input = lambda prompt="", /: peer.request("input", str(prompt))
         sys.stdin = TestInput(peer)
         peer.serve()
     flush()
     return report.get("exit_code", 0)
 
 
-class RecordedOutput(io.TextIOWrapper):
-    """Standard output that also keeps what is printed, for the test."""
+def load_solution(source: str, scope: Json) -> None:
+    """Run the code under test, so that it defines its names."""
+    exec(compile(source, SOURCE_NAME, "exec", dont_inherit=True), scope)
+
+
+class Recorder(io.BufferedWriter):
+    """The buffer of a stream, which also keeps what is printed, for the test."""
 
     def __init__(self, stream: Any) -> None:
-        super().__init__(stream.buffer, "utf-8", "backslashreplace", line_buffering=True)
-        self._printed: list[str] = []
+        super().__init__(stream.buffer.raw)
+        self._printed = bytearray()
+        self.text = io.TextIOWrapper(self, "utf-8", "backslashreplace", line_buffering=True)
 
-    def write(self, text: str, /) -> int:
+    def write(self, data: Any, /) -> int:
         """Write to both."""
-        written = super().write(text)
-        self._printed.append(text)
-        return written
+        self._printed += data
+        return super().write(data)
 
     def take(self) -> str:
         """Return what has been printed since the last call."""
-        printed, self._printed = "".join(self._printed), []
+        self.text.flush()
+        printed, self._printed = self._printed.decode(errors="backslashreplace"), bytearray()
         return printed
+
+
+def take_output(outputs: dict[str, Recorder]) -> dict[str, str]:
+    """Return what has been printed since the last call, of the streams that have any."""
+    return {name: text for name, output in outputs.items() if (text := output.take())}
 
 
 class TestInput(io.TextIOBase):
@@ -186,7 +198,7 @@ def do_test() -> int:
     """Run one test against the solution of another sandbox; only a test that passes says so."""
     request = read_frame()
     peer = Peer(write_message, read_frame, scope=None, describe=name_error)
-    remember_lines(request["setup"], TEST_NAME)
+    remember_lines(request["setup"], SETUP_NAME)
     remember_lines(request["test"], TEST_NAME)
     # Alone first: a test that cannot be compiled is no fault of the code.
     report = attempt("data", lambda: prepare_test(request))
@@ -218,8 +230,8 @@ def run_program(source: str) -> None:
     ending = None
     if tree.body and isinstance(last := tree.body[-1], ast.Expr):
         del tree.body[-1]
-        ending = compile(ast.Expression(last.value), SOURCE_NAME, "eval")
-    body = compile(tree, SOURCE_NAME, "exec")
+        ending = compile(ast.Expression(last.value), SOURCE_NAME, "eval", dont_inherit=True)
+    body = compile(tree, SOURCE_NAME, "exec", dont_inherit=True)
     exec(body, module.__dict__)
     if ending is not None:
         value = eval(ending, module.__dict__)
@@ -290,7 +302,7 @@ def format_error(error: BaseException) -> str:
     if (told := getattr(error, "agent_r1_text", None)) is not None:  # by the other process
         return str(told)[:ERROR_CHARS]
     frame = error.__traceback__
-    while frame is not None and frame.tb_frame.f_code.co_filename not in (SOURCE_NAME, TEST_NAME):
+    while frame is not None and frame.tb_frame.f_code.co_filename not in (SOURCE_NAME, *TEST_NAMES):
         frame = frame.tb_next
     try:
         shown = traceback.TracebackException(type(error), error, frame, compact=True)

@@ -12,11 +12,13 @@ from __future__ import annotations
 import builtins
 import collections
 import copy
+import inspect
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from .asserts import check_kept
 from .values import FIXED_BASES, RefusedValue
 
 if TYPE_CHECKING:
@@ -95,6 +97,8 @@ class Proxy:
         return remote_of(self).base or Proxy
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__signature__":
+            return read_signature(remote_of(self).peer.request("signature", self))
         if name.startswith("__array"):  # NumPy would read memory where the other side says
             raise AttributeError(name)
         return remote_of(self).peer.request("get", self, name)
@@ -112,8 +116,7 @@ class Proxy:
         return is_proxy(value) and bool(remote_of(self).peer.request("isinstance", value, self))
 
     def __exit__(self, *error: Any) -> Any:
-        swallowed = remote_of(self).peer.request("exit", self, *error)
-        return not is_failure(error[1]) and bool(swallowed)
+        return _leave(self, "exit", *error)
 
     async def __anext__(self) -> Any:
         found = remote_of(self).peer.request("anext", self)
@@ -125,8 +128,7 @@ class Proxy:
         return remote_of(self).peer.request("aenter", self)
 
     async def __aexit__(self, *error: Any) -> Any:
-        swallowed = remote_of(self).peer.request("aexit", self, *error)
-        return not is_failure(error[1]) and bool(swallowed)
+        return _leave(self, "aexit", *error)
 
     def __deepcopy__(self, _: object) -> Any:
         return remote_of(self).peer.request("deepcopy", self)
@@ -171,9 +173,22 @@ def make_proxy(remote: Remote) -> Proxy:
     return proxy
 
 
-def is_failure(error: object) -> TypeGuard[AssertionError]:
-    """Tell whether an assert of this side has failed, and not one of the other side."""
-    return isinstance(error, AssertionError) and not hasattr(error, "agent_r1_proxy")
+def write_signature(function: Any) -> list[Any]:
+    """Return the parameters of a function and what it returns, as `read_signature` takes them."""
+    found = inspect.signature(function)
+    rows: list[Any] = [
+        (one.name, int(one.kind), {"default": one.default, "annotation": one.annotation})
+        for one in found.parameters.values()
+    ]
+    rows.append(("", 0, {"return_annotation": found.return_annotation}))
+    empty = inspect.Signature.empty
+    return [[*row, {k: v for k, v in rest.items() if v is not empty}] for *row, rest in rows]
+
+
+def read_signature(rows: list[Any]) -> inspect.Signature:
+    """Return the signature of a function of the other side."""
+    *rows, (_, _, rest) = rows
+    return inspect.Signature([inspect.Parameter(row[0], row[1], **row[2]) for row in rows], **rest)
 
 
 def kind_of(value: object) -> str | None:
@@ -186,6 +201,19 @@ def plain_of(value: object) -> Any:
     if is_proxy(value) and remote_of(value).base is not None:
         return remote_of(value).plain(value)
     return value
+
+
+def _leave(
+    proxy: Proxy, operation: str, kind: Any, error: BaseException | None, place: Any
+) -> bool:
+    """Leave a `with` block of the test's, and return whether the code swallows its exception."""
+    try:
+        swallows = bool(remote_of(proxy).peer.request(operation, proxy, kind, error, place))
+    except BaseException as exc:
+        check_kept(error, exc)
+        raise
+    check_kept(error, None if swallows else error)
+    return swallows
 
 
 def _make_unary(operation: str) -> Callable[..., Any]:

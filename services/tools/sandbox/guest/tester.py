@@ -11,6 +11,7 @@ import random  # noqa: F401 - its seeds are shared with the code
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from time import perf_counter
 from types import (
     AsyncGeneratorType,
     CodeType,
@@ -21,25 +22,21 @@ from types import (
 )
 from typing import Any
 
+from .asserts import SETUP_NAME, TEST_NAME, TEST_NAMES, CheckFailedError, Mark, find_marks
 from .peer import TEST_MODULE, Peer
-from .proxy import is_proxy, kind_of, plain_of, type_of
+from .proxy import kind_of, plain_of, type_of
 from .values import STANDARD_TYPES
 
-TEST_NAME = "<test>"
 SHOWN_CHARS = 200
-_LEFT, _FAILED, _JUDGED, _TYPE = "@left", "@failed", "@judged", "@type"
-_MANAGER, _REACHED = "@manager", "@reached"
+_LEFT, _FAILED, _TYPE, _LEAN = "@left", "@failed", "@type", "@lean"
 """Names that no program can write."""
 
 _SEEDS = (("random", "seed"), ("random", "setstate"), ("numpy.random", "seed"))
-
-
-class CheckFailedError(AssertionError):
-    """An assert of the test does not hold."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.agent_r1_text = str(self)
+_PATCHED = ("builtins", "datetime", "random", "time", "numpy.random")
+"""Modules whose functions a test replaces for the code too."""
+_LOOPS = ("all", "any", "enumerate", "filter", "map", "range", "reversed", "zip")
+"""Builtins that say something of each item: of no item, anything."""
+_LOOP_NODES = (ast.For, ast.AsyncFor, ast.While)
 
 
 @dataclass(frozen=True)
@@ -56,6 +53,8 @@ class Prepared:
     """Names that they define."""
     imported: set[str]
     """Packages that they import."""
+    marks: set[str]
+    """Names that mark their asserts, and more."""
 
 
 def prepare_test(request: dict[str, Any]) -> Prepared:
@@ -64,12 +63,20 @@ def prepare_test(request: dict[str, Any]) -> Prepared:
     Raises:
         Exception: it cannot be compiled, which is not the code's fault.
     """
-    trees = [ast.parse(request[part], TEST_NAME) for part in ("setup", "test")]
-    modules, names, bound = find_names(*trees)
-    watch = WatchTest(own_type="type" in {*bound, *request["builtins"]})
+    files = {"setup": SETUP_NAME, "test": TEST_NAME}
+    trees = [ast.parse(request[part], name) for part, name in files.items()]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    modules, names, bound = find_names(nodes)
+    imported = find_imports(nodes)
+    known = {*vars(builtins), *STANDARD_TYPES, *modules, *imported}
+    derived = find_derived(nodes, known, bound)
+    watch = WatchTest(derived, own_type="type" in {*bound, *request["builtins"]})
     watched = [ast.fix_missing_locations(watch.visit(tree)) for tree in trees]
-    sources = [compile(tree, TEST_NAME, "exec") for tree in watched]
-    return Prepared(sources, names, modules, bound, find_imports(*trees))
+    sources = [
+        compile(tree, name, "exec", dont_inherit=True)
+        for tree, name in zip(watched, files.values(), strict=True)
+    ]
+    return Prepared(sources, names, modules, bound, imported, watch.marks)
 
 
 def run_test(request: dict[str, Any], peer: Peer) -> None:
@@ -90,21 +97,21 @@ def run_test(request: dict[str, Any], peer: Peer) -> None:
         own.update(STANDARD_TYPES)  # something else is under test
     theirs = [name for name in test.names if name not in own]
     own.update(peer.names(theirs + request["builtins"]))
-    judged: set[CodeType] = set()
+    judged: dict[str, float] = {}
     scope: dict[str, Any] = {"__name__": TEST_MODULE, "__builtins__": own}
-    scope |= {_FAILED: fail, _TYPE: type_of, _MANAGER: note_manager, _REACHED: check_reached}
-    scope[_JUDGED] = lambda: judged.add(sys._getframe(1).f_code)
+    scope |= {_FAILED: fail, _TYPE: type_of, _LEAN: functools.partial(lean, peer)}
+    scope |= {name: functools.partial(note_judged, judged, name) for name in test.marks}
     if "numpy" in test.imported:
         with contextlib.suppress(ImportError):  # which the test itself will raise
             importlib.import_module("numpy.random")
-    with sharing_seeds(peer):
+    with sharing_random(peer), peer.watching(_PATCHED):
         for source in test.sources:
             exec(source, scope)
-    check_judged(peer, judged)
+    check_judged(peer, judged, scope)
 
 
 @contextlib.contextmanager
-def sharing_seeds(peer: Peer) -> Iterator[None]:
+def sharing_random(peer: Peer) -> Iterator[None]:
     """Seed the code's random generators with the test's."""
     with contextlib.ExitStack() as stack:
         for module, name in _SEEDS:
@@ -124,43 +131,64 @@ def _share(peer: Peer, module: str, name: str, function: Callable[..., Any]) -> 
     return call
 
 
-def check_judged(peer: Peer, judged: set[CodeType]) -> None:
+def check_judged(peer: Peer, judged: dict[str, float], scope: dict[str, Any]) -> None:
     """Check that the code has run the tests' functions that it was given, as a decorator is.
 
     Args:
         peer: has given them.
-        judged: functions of which an assert has been judged.
+        judged: marks of the asserts that have been judged, and when.
+        scope: names of the tests.
 
     Raises:
-        CheckFailedError: no assert of one has.
+        CheckFailedError: no assert of one has since it was given.
     """
-    for value in peer.handed_over():
-        code = find_code(value)
-        if code is not None and _JUDGED in code.co_names and code not in judged:
-            raise CheckFailedError(f"the code has kept {code.co_name} from its asserts")
+    for given_at, value in peer.handed_over():
+        own = isinstance(value, type) and value.__module__ == TEST_MODULE
+        for part in list(vars(value).values()) if own else [value]:
+            marks = [mark for code in find_codes(part, scope) for mark in find_marks(code)]
+            asserts = [mark.name for mark in marks if mark.kind == "assert"]
+            if asserts and all(judged.get(name, 0.0) < given_at for name in asserts):
+                name = getattr(part, "__qualname__", type(part).__name__)
+                raise CheckFailedError(f"the code has kept {name} from its asserts")
 
 
-def find_code(value: object) -> CodeType | None:
-    """Return the code of a function, coroutine or generator; None of anything else."""
-    match value:
-        case functools.partial():
-            return find_code(value.func)
-        case MethodType():
-            return find_code(value.__func__)
-        case FunctionType():
-            return value.__code__
-        case CoroutineType():
-            return value.cr_code
-        case GeneratorType():
-            return value.gi_code
-        case AsyncGeneratorType():
-            return value.ag_code
-    return None
+def find_codes(value: object, scope: dict[str, Any]) -> list[CodeType]:
+    """Return the functions of the test that run where a value is used, and those that they name."""
+    seen: dict[int, object] = {}
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        match value:
+            case CodeType() if value.co_filename in TEST_NAMES:
+                waiting += [*value.co_consts, *map(scope.get, value.co_names)]
+            case functools.partial():
+                waiting += [value.func, *value.args, *value.keywords.values()]
+            case MethodType():
+                waiting += [value.__func__, value.__self__]
+            case staticmethod() | classmethod():
+                waiting.append(value.__func__)
+            case property():
+                waiting.append(value.fget)
+            case FunctionType():
+                cells = [cell.cell_contents for cell in value.__closure__ or ()]
+                waiting += [value.__code__, *cells]
+            case CoroutineType(cr_code=code) | GeneratorType(gi_code=code):
+                waiting.append(code)
+            case AsyncGeneratorType():
+                waiting.append(value.ag_code)
+            case type() if value.__module__ == TEST_MODULE:
+                waiting += vars(value).values()
+            case _ if type(value).__module__ in (TEST_MODULE, "functools", "unittest.mock"):
+                attributes = getattr(value, "__dict__", {}).values()
+                waiting += [type(value), *filter(callable, attributes)]
+    return [value for value in seen.values() if isinstance(value, CodeType)]
 
 
-def find_names(*trees: ast.Module) -> tuple[list[str], list[str], set[str]]:
+def find_names(nodes: list[ast.AST]) -> tuple[list[str], list[str], set[str]]:
     """Return the standard modules that the test uses as such, all its names, and those it binds."""
-    nodes = [node for tree in trees for node in ast.walk(tree)]
     read = [node.id for node in nodes if isinstance(node, ast.Name)]
     used = [
         node.value.id
@@ -173,39 +201,104 @@ def find_names(*trees: ast.Module) -> tuple[list[str], list[str], set[str]]:
     return sorted(modules), sorted(set(read)), bound
 
 
-def find_imports(*trees: ast.Module) -> set[str]:
-    """Return the packages that the test imports."""
+def find_imports(nodes: list[ast.AST]) -> set[str]:
+    """Return the packages that the test imports, and the names that it gives to what it imports."""
     found: set[str] = set()
-    for node in (node for tree in trees for node in ast.walk(tree)):
+    for node in nodes:
         match node:
-            case ast.Import(names=names):
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
                 found |= {alias.name.partition(".")[0] for alias in names}
-            case ast.ImportFrom(module=str(module)):
-                found.add(module.partition(".")[0])
+                found |= {alias.asname for alias in names if alias.asname}
+                found.add((getattr(node, "module", None) or "").partition(".")[0])
     return found
 
 
-class WatchTest(ast.NodeTransformer):
-    """Notes the asserts that are judged, and lets one that fails say which value it got.
-
-    After a `with` block of the code's, its asserts must have been reached; `type(x)` is the class
-    that an object has on its own side.
+def find_derived(nodes: list[ast.AST], known: set[str], bound: set[str]) -> set[str]:
+    """Return the names of the code, and those whose values it has made or been given.
 
     Args:
+        nodes: the test.
+        known: names of others than the code and the test.
+        bound: names that the test defines.
+    """
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    found = {call.func.id for call in calls if isinstance(call.func, ast.Name)}
+    found = (found | {node.id for node in nodes if isinstance(node, ast.Name)} - bound) - known
+    for node in (*nodes, *nodes):  # twice: a name may be used above where it is made
+        made = getattr(node, "targets", [getattr(node, "target", None)])
+        of = getattr(node, "iter", getattr(node, "value", None))
+        if made != [None] and of is not None and find_all(of) & found:
+            found |= find_all(*made)
+        if isinstance(node, ast.Call) and find_all(node.func) & found:
+            found |= find_all(*node.args, *node.keywords) - known
+    return found
+
+
+def find_all(*nodes: ast.AST) -> set[str]:
+    """Return all names in expressions."""
+    return {one.id for node in nodes for one in ast.walk(node) if isinstance(one, ast.Name)}
+
+
+class WatchTest(ast.NodeTransformer):
+    """Marks the asserts, and lets one that fails say which value it got.
+
+    What is said of all items of an argument holds of one that the code has emptied, as does what
+    is said of two things that come from it. So a test may say only what such an argument is.
+
+    `type(x)` is the class that an object has on its own side.
+
+    Args:
+        derived: names whose values come from the code.
         own_type: the test has a `type` of its own.
     """
 
-    def __init__(self, *, own_type: bool) -> None:
+    def __init__(self, derived: set[str], *, own_type: bool) -> None:
+        self._derived = derived
         self._own_type = own_type
-        self._blocks = 0
+        self.marks: set[str] = set()
 
-    def visit_Call(self, node: ast.Call) -> ast.Call:
-        """Return the call; `type` of one argument is ours."""
-        self.generic_visit(node)
+    def _mark(self, kind: str, node: Any) -> str:
+        mark = Mark(kind, node.lineno, node.end_lineno, len(self.marks))
+        self.marks.add(mark.name)
+        return mark.name
+
+    def _read(self, node: ast.AST) -> set[str]:
+        """Return the names that an expression looks at, besides what it gives to the code."""
         match node:
-            case ast.Call(func=ast.Name("type") as name, args=[_], keywords=[]):
-                name.id = "type" if self._own_type else _TYPE
-        return node
+            case ast.Name(id=name, ctx=ast.Load()) if not name.startswith("@"):
+                return {name}
+            case ast.Lambda():
+                return set()
+            case ast.Call(func=func) if find_all(func) & self._derived:
+                return self._read(func)
+            case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+                return self._read(node.generators[0].iter)
+        return {name for child in ast.iter_child_nodes(node) for name in self._read(child)}
+
+    def _lean(self, node: ast.expr, *looked_at: ast.AST) -> ast.expr:
+        """Return an expression that fails where nothing is left in what it looks at."""
+        read = {name for one in looked_at for name in self._read(one)}
+        names = [ast.Name(name, ast.Load()) for name in sorted(read - vars(builtins).keys())]
+        return _call(_LEAN, node, *names) if names else node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        """Return the call, marked if it asserts; `type` in it is ours."""
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        mark = self._mark("assert", node) if name.startswith("assert") or name == "raises" else None
+        types = [*node.args, *(keyword.value for keyword in node.keywords)]
+        types = [] if name in ("isinstance", "issubclass") else types
+        types += [node.func] if len(node.args) == 1 and not node.keywords else []
+        for one in types:
+            if isinstance(one, ast.Name) and one.id == "type" and not self._own_type:
+                one.id = _TYPE
+        if mark is None:
+            looked_at = node.args if name in _LOOPS else []
+        else:
+            node.args = node.args if len(node.args) > 1 else [*map(self._watch_truth, node.args)]
+            looked_at = self._find_compared(node.args)
+        self.generic_visit(node)
+        watched = self._lean(node, *looked_at)
+        return watched if mark is None else _call(mark, watched)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         """Return the attribute; `x.__class__` is `type(x)`."""
@@ -214,86 +307,109 @@ class WatchTest(ast.NodeTransformer):
             return node
         return _call(_TYPE, node.value)
 
-    def visit_With(self, node: ast.With) -> list[ast.stmt]:
-        """Return the block, after which its asserts must have been reached."""
-        return self._watch_block(node)
-
-    def visit_AsyncWith(self, node: ast.AsyncWith) -> list[ast.stmt]:
-        """Return the block, as that of `with`."""
-        return self._watch_block(node)
-
-    def _watch_block(self, node: ast.With | ast.AsyncWith) -> list[ast.stmt]:
-        asserting = [place for place, one in enumerate(node.body) if has_asserts(one)]
-        behind = len(node.body) - asserting[-1] - 1 if asserting else 0
+    def visit_comprehension(self, node: ast.comprehension) -> ast.comprehension:
+        """Return the loop, over what the code has not emptied."""
         self.generic_visit(node)
-        if not asserting:
-            return [node]
-        self._blocks += 1
-        note = f"@block{self._blocks}"
-        for item in node.items:
-            item.context_expr = _call(_MANAGER, ast.Name(note, ast.Load()), item.context_expr)
-        reached = ast.Assign([ast.Name(note, ast.Store())], ast.List([], ast.Load()))
-        node.body.insert(len(node.body) - behind, reached)
-        begin = ast.Assign([ast.Name(note, ast.Store())], ast.List([], ast.Load()))
-        return [begin, node, ast.Expr(_call(_REACHED, ast.Name(note, ast.Load())))]
+        node.iter = self._lean(node.iter, node.iter)
+        return node
 
-    def visit_Expr(self, node: ast.Expr) -> list[ast.stmt]:
-        """Return the statement; one that calls an assert's method is noted."""
-        judged = [ast.Expr(_call(_JUDGED))] if has_asserts(node) else []
+    def visit_block(self, node: Any) -> list[ast.stmt]:
+        """Return a loop or `with` block, marked."""
+        for item in getattr(node, "items", ()):  # one that asserts does so to the end of the block
+            item.context_expr.end_lineno = node.end_lineno
+        mark = self._mark("loop" if isinstance(node, _LOOP_NODES) else "with", node)
+        looked_at = [getattr(node, "iter", getattr(node, "test", ast.Constant(value=None)))]
+        before = ast.Expr(self._lean(ast.Name(mark, ast.Load()), *looked_at))
+        ast.copy_location(before, node)
         self.generic_visit(node)
-        return [node, *judged]
+        # What is emptied while it is looped over, and not by a loop that waits for its end.
+        return [before, node, *([before] if isinstance(node, ast.For) else [])]
 
-    def visit_Assert(self, node: ast.Assert) -> list[ast.stmt]:
-        """Return statements that do the same, note it, and keep the value it looks at."""
-        judged = [ast.Expr(_call(_JUDGED))] if has_asserts(node) else []
+    def visit_If(self, node: ast.If) -> ast.If:
+        """Return the statement, marked if it is an assert in other words."""
+        match node.body:
+            case [
+                ast.Raise(
+                    exc=ast.Name("AssertionError") | ast.Call(func=ast.Name("AssertionError"))
+                )
+            ]:
+                node.test = _call(self._mark("assert", node), node.test)
         self.generic_visit(node)
-        match node.test:
-            case ast.Compare(left=left, ops=[_], comparators=[_]) as compare:
-                compare.left = _keep(left)
-                holds: ast.expr = compare
-            case ast.UnaryOp(op=ast.Not(), operand=operand) as negation:
-                negation.operand = _keep(operand)
-                holds = negation
+        return node
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        """Return the comparison, of what the code has not emptied with what comes from it."""
+        ordered = any(isinstance(op, (ast.Lt, ast.LtE, ast.Gt, ast.GtE)) for op in node.ops)
+        same = all(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops)
+        sides = [] if same else [node.left, *node.comparators]
+        looked_at = self._find_compared(sides, ordered=ordered)
+        self.generic_visit(node)
+        return self._lean(node, *looked_at)
+
+    def _find_compared(self, sides: list[ast.expr], *, ordered: bool = False) -> list[ast.expr]:
+        """Return those that are compared with what comes from them or from the code."""
+        return [
+            side
+            for side in sides
+            if (ordered and not (_is_plain(side) and isinstance(side, ast.Call)))
+            or any(find_all(o) & (self._read(side) | self._derived) for o in sides if o is not side)
+        ]
+
+    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
+        """Return a statement that does the same, marked, and keeps the value it looks at."""
+        never = isinstance(node.test, ast.Constant) and not node.test.value
+        mark = None if never else self._mark("assert", node)
+        match self._watch_truth(node.test):
+            case ast.Compare(left=left, ops=[_], comparators=[_]) as test:
+                test.left = _keep(left)
+            case ast.UnaryOp(op=ast.Not(), operand=operand) as test:
+                test.operand = _keep(operand)
             case expression:
-                holds = _keep(expression)
-        failure = _call(_FAILED, ast.Name(_LEFT, ast.Load()))
-        failed = ast.If(ast.UnaryOp(ast.Not(), holds), [*judged, ast.Expr(failure)], [])
-        return [ast.copy_location(failed, node), *judged]
+                test = _keep(expression)
+        failed: ast.expr = ast.UnaryOp(ast.Not(), self.visit(test))
+        failed = failed if mark is None else _call(mark, failed)
+        failure = ast.Expr(_call(_FAILED, ast.Name(_LEFT, ast.Load())))
+        return ast.copy_location(ast.If(failed, [failure], []), node)
+
+    def _watch_truth(self, node: ast.expr) -> ast.expr:
+        """Return a condition that says of an emptied argument only that it is empty."""
+        match node:
+            case ast.BoolOp(values=values):
+                node.values = [self._watch_truth(value) for value in values]
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                node.operand = self._watch_truth(operand)
+            case _ if not isinstance(node, ast.Compare) and not _is_plain(node):
+                return self._lean(node, node)
+        return node
 
 
-def has_asserts(statement: ast.stmt) -> bool:
-    """Tell whether a statement has asserts, besides those that say that nothing comes there."""
-    waiting: list[ast.AST] = [statement]
-    while waiting:
-        match waiting.pop():
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                pass
-            case ast.Assert(test=ast.Constant(value=value)) if not value:
-                pass
-            case ast.Assert():
-                return True
-            case ast.Call(func=ast.Attribute(attr=name)) if name.startswith("assert"):
-                return True
-            case node:
-                waiting += ast.iter_child_nodes(node)
-    return False
+for _name in ("For", "AsyncFor", "While", "With", "AsyncWith"):
+    setattr(WatchTest, f"visit_{_name}", WatchTest.visit_block)
 
 
-def note_manager(note: list[object], manager: Any) -> Any:
-    """Return a context manager, noted if it is the code's."""
-    if is_proxy(manager):
-        note.append(manager)
-    return manager
+def _is_plain(node: ast.expr) -> bool:
+    """Tell whether this says something of a value itself, and not of its items."""
+    match node:
+        case ast.Call(func=ast.Name(name)):
+            return name in ("bool", "isinstance", "len")
+    return isinstance(node, ast.Name)
 
 
-def check_reached(note: list[object]) -> None:
-    """Check that a block whose context manager is the code's has come to its last assert.
+def note_judged(judged: dict[str, float], name: str, value: object) -> object:
+    """Note that an assert has been judged, and return the value."""
+    judged[name] = perf_counter()
+    return value
+
+
+def lean(peer: Peer, value: object, *looked_at: object) -> object:
+    """Return a value that says something of others.
 
     Raises:
-        CheckFailedError: the context manager has ended it before.
+        CheckFailedError: the code has emptied one.
     """
-    if note:
-        raise CheckFailedError("the code has ended a `with` block before its asserts")
+    if any(map(peer.has_emptied, looked_at)):
+        raise CheckFailedError("the code has emptied an argument that the test goes on to look at")
+    return value
 
 
 def _call(name: str, *args: ast.expr) -> ast.Call:

@@ -11,13 +11,17 @@ import array
 import builtins
 import collections
 import datetime
+import importlib
 import pathlib
+import re
 import sys
+import types
 import uuid
 import zoneinfo
 from collections.abc import Callable, Iterable
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 FRAME_BYTES = 16 << 20
@@ -88,7 +92,7 @@ class Writer:
             return {_MAPPINGS[kind]: pairs}
         if isinstance(value, type) and getattr(builtins, value.__name__, None) is value:
             return {"builtin": value.__name__}
-        return self._write_numpy(value, depth) or self._refer(value)
+        return self._write_numpy(value, depth) or _write_mpmath(value) or self._refer(value)
 
     def write_all(self, values: Iterable[Any], depth: int = 0) -> list[Any]:
         """Write the items of a container."""
@@ -110,6 +114,8 @@ class Writer:
         if isinstance(value, numpy.ndarray) and value.dtype.kind in "biufcSU":
             array = numpy.asarray(value)  # not of a class of the code's
             return {"ndarray": [array.dtype.str, list(array.shape), array.tobytes().hex()]}
+        if is_generator(value):
+            return {"Generator": self.write_all([value.bit_generator.state], depth)}
         return None
 
 
@@ -132,7 +138,14 @@ class Reader:
         """
         try:
             return self._read(written, 0)
-        except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as exc:
+        except (
+            TypeError,
+            ValueError,
+            AttributeError,
+            LookupError,
+            ArithmeticError,
+            re.error,
+        ) as exc:
             raise RefusedValue("a value that cannot be read") from exc
 
     def _read(self, written: Any, depth: int) -> Any:
@@ -215,6 +228,55 @@ def _read_builtin(content: Any) -> type:
     return found
 
 
+def is_generator(value: Any) -> bool:
+    """Tell whether a value is what NumPy's `default_rng` makes: of others, C reads the state."""
+    random = sys.modules.get("numpy.random")
+    if random is None or type(value) is not random.Generator:
+        return False
+    return type(value.bit_generator) is random.PCG64
+
+
+def _read_generator(items: list[Any]) -> Any:
+    import numpy.random
+
+    bits = numpy.random.PCG64()
+    bits.state = items[0]
+    return numpy.random.Generator(bits)
+
+
+def _write_mpmath(value: Any) -> Any:
+    mpmath = sys.modules.get("mpmath")
+    if mpmath is not None and isinstance(value, mpmath.mpc):
+        return {"complex": [float(value.real), float(value.imag)]}
+    if mpmath is None or not isinstance(value, mpmath.mpf):
+        return None
+    sign, number, exponent, _ = (+value)._mpf_  # of a constant, its value
+    if not mpmath.isfinite(value):
+        return {"mpf": [str(value), 0]}
+    return {"mpf": [f"{-number if sign else number:x}", int(exponent)]}
+
+
+def _read_mpmath(content: Any) -> Any:
+    mpmath: Any = importlib.import_module("mpmath")
+    text, exponent = content
+    if text in ("+inf", "-inf", "nan"):
+        return mpmath.mpf(text)
+    return mpmath.make_mpf(mpmath.libmp.from_man_exp(int(text, 16), int(exponent)))
+
+
+def _write_clock(value: Any) -> tuple[Any, ...]:
+    zone = value.tzinfo
+    if type(zone) not in (type(None), datetime.timezone, zoneinfo.ZoneInfo):
+        offset = value.utcoffset()  # at this time, which is all that crosses of other zones
+        zone = None if offset is None else datetime.timezone(offset, value.tzname() or "")
+    return value.replace(tzinfo=None).isoformat(), value.fold, zone
+
+
+def _read_clock(kind: Any, items: list[Any]) -> Any:
+    text, fold, zone = items
+    return kind.fromisoformat(text).replace(fold=fold, tzinfo=zone)
+
+
 def _no_items(value: Any) -> Any:
     return value
 
@@ -252,8 +314,6 @@ _ATOMS: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
         lambda parts: range(*(int(part, 16) for part in parts)),
     ),
     datetime.date: ("date", datetime.date.isoformat, datetime.date.fromisoformat),
-    datetime.time: ("time", datetime.time.isoformat, datetime.time.fromisoformat),
-    datetime.datetime: ("datetime", datetime.datetime.isoformat, datetime.datetime.fromisoformat),
     datetime.timedelta: (
         "timedelta",
         lambda value: [value.days, value.seconds, value.microseconds],
@@ -271,6 +331,7 @@ _ATOM_READERS: dict[str, Callable[[Any], Any]] = {
     **{name: read for name, _, read in _ATOMS.values()},
     "builtin": _read_builtin,
     "ndarray": _read_array,
+    "mpf": _read_mpmath,
 }
 # type: (name, items, read).
 _CONTAINERS: dict[type, tuple[str, Callable[[Any], Iterable[Any]], Callable[[Any], Any]]] = {
@@ -293,6 +354,23 @@ _CONTAINERS: dict[type, tuple[str, Callable[[Any], Iterable[Any]], Callable[[Any
         lambda value: value.__getinitargs__(),
         lambda items: datetime.timezone(*items),
     ),
+    datetime.time: ("time", _write_clock, partial(_read_clock, datetime.time)),
+    datetime.datetime: ("datetime", _write_clock, partial(_read_clock, datetime.datetime)),
+    re.Pattern: (
+        "Pattern",
+        lambda value: (value.pattern, value.flags),
+        lambda items: re.compile(*items),
+    ),
+    types.SimpleNamespace: (
+        "SimpleNamespace",
+        lambda value: vars(value).items(),
+        lambda items: types.SimpleNamespace(**dict(items)),
+    ),
+    collections.ChainMap: (
+        "ChainMap",
+        lambda value: value.maps,
+        lambda items: collections.ChainMap(*items),
+    ),
     collections.UserList: ("UserList", lambda value: value.data, collections.UserList),
     collections.UserString: (
         "UserString",
@@ -303,7 +381,10 @@ _CONTAINERS: dict[type, tuple[str, Callable[[Any], Iterable[Any]], Callable[[Any
     type({}.values()): ("values", _no_items, lambda items: dict(enumerate(items)).values()),
     type({}.items()): ("items", _no_items, lambda items: dict(items).items()),
 }
-_CONTAINER_READERS = {name: read for name, _, read in _CONTAINERS.values()}
+_CONTAINER_READERS = {
+    **{name: read for name, _, read in _CONTAINERS.values()},
+    "Generator": _read_generator,
+}
 _MAPPINGS: dict[type, str] = {
     dict: "dict",
     collections.OrderedDict: "OrderedDict",
@@ -313,7 +394,7 @@ _MAPPINGS: dict[type, str] = {
 STANDARD_TYPES: dict[str, type] = {
     kind.__name__: kind
     for kind in (*_ATOMS, *_CONTAINERS, *_MAPPINGS)
-    if not hasattr(builtins, kind.__name__)
+    if not hasattr(builtins, kind.__name__) and kind is not re.Pattern  # which nobody calls
 }
 """What crosses as a copy and has to be imported, by name."""
 _MAPPING_READERS: dict[str, Callable[[Any], Any]] = {

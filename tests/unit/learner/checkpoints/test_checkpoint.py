@@ -90,7 +90,7 @@ def test_a_number_that_could_not_be_written_is_not_used_up(
 
 def test_a_damaged_ledger_is_refused(tmp_path: Path):
     (tmp_path / "ledger.json").write_text('{"incarnation": ')
-    with pytest.raises(ValueError, match=r"ledger\.json does not parse .*restore it"):
+    with pytest.raises(ValueError, match=r"ledger\.json cannot be read: .*cut off.*restore it"):
         Ledger(tmp_path)
 
 

@@ -10,10 +10,19 @@ from pathlib import Path
 
 import pytest
 
+from agent_r1.learner.checkpoints.checkpoint import LearnerState, sealed_state
 from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.checkpoints.ownership import FolderLock, writer_of
-from agent_r1.learner.checkpoints.standing import last_step, ledger_problem, resume_notes
+from agent_r1.learner.checkpoints.standing import (
+    last_step,
+    ledger_problem,
+    resume_notes,
+    state_problem,
+)
+from agent_r1.learner.outcome import finished_status
 from agent_r1.learner.reporting.run_folder import RunFolder
+from agent_r1_deploy.local_folder import running_launcher
+from agent_r1_deploy.local_result import summary_of
 from tests.support.builders import SEPARATORS
 
 
@@ -121,3 +130,111 @@ def test_the_learner_that_holds_a_folder_is_found_without_touching_its_lock(tmp_
     assert (writer_of(tmp_path) or "").startswith("process ")
     lock.release()
     assert writer_of(tmp_path) is None
+
+
+DAMAGES = {
+    "empty": "",
+    "zero bytes": "\0" * 64,
+    "torn": '{"step": 3, "sta',
+    "list": "[1, 2]",
+    "number": "-3",
+    "null": "null",
+    "infinity": "Infinity",
+    "no JSON": "\u001f\ufffd",
+    "deep": "[" * 100_000,
+}
+SHAPES = {
+    "ledger.json": [
+        "{}",
+        '{"incarnation": 0, "last_policy_version": 9}',
+        '{"incarnation": -3, "last_policy_version": 9}',
+        '{"incarnation": "one", "last_policy_version": 9}',
+        '{"incarnation": 1.5, "last_policy_version": 9}',
+        '{"incarnation": 1, "last_policy_version": -1}',
+        '{"incarnation": 1, "last_policy_version": 9, "incarnations_elsewhere": 2}',
+        '{"incarnation": [1], "last_policy_version": 9}',
+    ],
+    "checkpoints/step_000003/learner.json": [
+        '{"step": -1}',
+        '{"step": 2}',  # of another checkpoint
+        '{"step": 3, "policy_version": null}',
+        '{"step": 3, "outstanding_groups": {"a": 1}}',
+        '{"step": 3, "of": "a later release"}',
+        '{"step": 3, "sha256": "0"}',
+    ],
+    "checkpoints/scores.json": ['{"3": "high"}', '{"three": 1.0}', '{"3": {"em": 1.0}}'],
+}
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, "shape"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_damaged_state_file_is_named_in_one_line_before_anything_starts(
+    tmp_path: Path, name: str, damage: str
+):
+    write_run(tmp_path, steps=3, checkpoints=(2, 3))
+    assert state_problem(tmp_path) is None
+    for text in [DAMAGES[damage]] if damage in DAMAGES else SHAPES[name]:
+        (tmp_path / name).write_text(text)
+        problem = state_problem(tmp_path)
+        assert problem is not None, text
+        assert str(tmp_path / name) in problem
+        assert "\n" not in problem
+        with pytest.raises(ValueError, match=re.escape(problem)):
+            RunFolder(tmp_path).prepare(resume=True)
+
+
+def test_a_damaged_checkpoint_is_refused_with_the_way_to_an_older_one(tmp_path: Path):
+    write_run(tmp_path, steps=3, checkpoints=(2, 3))
+    (tmp_path / "checkpoints" / "step_000003" / "learner.json").write_text("")
+    assert "it is empty; to continue from step 2 instead, delete it" in str(state_problem(tmp_path))
+
+
+def test_a_sealed_state_is_read_without_the_files_beside_it(tmp_path: Path):
+    write_run(tmp_path, steps=3, checkpoints=(3,))
+    file = tmp_path / "checkpoints" / "step_000003" / "learner.json"
+    file.write_text(sealed_state(LearnerState(step=3, policy_version=4)))
+    assert state_problem(tmp_path) is None
+    file.write_text(file.read_text().replace('"policy_version": 4', '"policy_version": 5'))
+    assert "its checksum differs" in str(state_problem(tmp_path))
+
+
+SUMMARIES = [
+    *DAMAGES.values(),
+    '{"steps": 3}',
+    '{"status": "finished", "steps": "3"}',
+    '{"status": "finished", "steps": -3}',
+    '{"status": "finished", "steps": 3, "starts": []}',
+    '{"status": ["finished"], "steps": 3}',
+]
+
+
+@pytest.mark.parametrize("text", SUMMARIES)
+def test_a_damaged_summary_hinders_no_start_and_is_named(tmp_path: Path, text: str):
+    write_run(tmp_path, steps=3, checkpoints=(3,))
+    (tmp_path / "summary.json").write_text(text)
+    assert finished_status(tmp_path, total_steps=3, patience=1) is None
+    assert summary_of(tmp_path).get("status") != "interrupted"
+    assert state_problem(tmp_path) is None
+    damaged, note = resume_notes(tmp_path)
+    assert damaged.startswith(f"!! {tmp_path / 'summary.json'} cannot be read (")
+    assert note == "continuing from the checkpoint of step 3"
+
+
+@pytest.mark.parametrize("text", [*DAMAGES.values(), "{}", '{"pid": null}', '{"pid": Infinity}'])
+def test_what_a_launcher_left_damaged_is_no_launcher(tmp_path: Path, text: str):
+    (tmp_path / "launcher.json").write_text(text)
+    assert running_launcher(tmp_path) is None
+
+
+def test_damaged_lines_are_left_out_of_what_a_start_keeps_and_counts(tmp_path: Path):
+    write_run(tmp_path, steps=2, checkpoints=(2,))
+    with (tmp_path / "metrics.jsonl").open("ab") as metrics:
+        metrics.write(b'[1]\n{"of": 1}\n{"step": "x"}\n\n\xff\xfe\0\n{"step": 3, "a')
+    (tmp_path / "conditions.jsonl").write_bytes(b"\xff\xfe\n[]\n")
+    assert list(resume_notes(tmp_path)) == ["continuing from the checkpoint of step 2"]
+    folder = RunFolder(tmp_path)
+    folder.prepare(resume=True)
+    folder.open_at(2, lambda: None)
+    folder.close()
+    kept = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in kept] == [1, 2]

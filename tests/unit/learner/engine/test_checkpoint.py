@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_r1.learner.engine.checkpoint import export_model
-from agent_r1.learner.weights.snapshot import Weights
+from agent_r1.weights.snapshot import Weights
 from agent_r1_service.files.writing import CHECKSUM_FILE, check_seal, seal
 from tests.support.tiny_models import build_model, build_tokenizer, save_model
 

@@ -75,7 +75,7 @@ def test_a_ledger_that_only_says_which_numbers_are_taken_is_no_run(tmp_path: Pat
 def test_resume_forgets_what_came_after_the_checkpoint(tmp_path: Path):
     path = tmp_path / "run"
     folder = opened(path)
-    (path / "ledger.json").write_text("{}")
+    (path / "ledger.json").write_text('{"incarnation": 1}')
     for step in (1, 2, 3):
         folder.write_metrics(step, {"reward/mean": float(step)})
         folder.write_evaluation(step, "during", {})
@@ -99,7 +99,7 @@ def test_resume_keeps_lines_whose_texts_hold_what_ends_a_line_elsewhere(
 ):
     path = tmp_path / "run"
     folder = opened(path)
-    (path / "ledger.json").write_text("{}")
+    (path / "ledger.json").write_text('{"incarnation": 1}')
     folder.write_evaluation(1, f"a{separator}b", {})
     folder.close()
     before = (path / "evaluations.jsonl").read_text(encoding="utf-8")

@@ -145,7 +145,7 @@ def test_the_first_ten_bad_lines_are_shown_and_all_are_counted(tmp_path: Path, e
 def test_latin_1_is_called_no_utf_8(tmp_path: Path, encoder):
     path = tmp_path / "d.jsonl"
     path.write_bytes(json.dumps(GOOD).replace("Ann", "Zoë").encode("latin-1"))
-    with pytest.raises(ValueError, match=r"line 1: Invalid UTF-8 \(byte 0xeb\)"):
+    with pytest.raises(ValueError, match=r"line 1: Invalid UTF-8 \(0xeb"):
         load_dialogues(make_table(path), encoder, 512)
 
 

@@ -139,6 +139,7 @@ async def try_to_start(tool: PythonExec) -> None:
             "[1, 2]",
         ),
         ("import asyncio\nasyncio.run(asyncio.sleep(0, 5))", "ok", "5"),
+        ("def f(x: int): ...\nf.__annotations__", "ok", "{'x': <class 'int'>}"),
         ("import numpy\nint(numpy.arange(4).sum())", "ok", "6"),
     ],
 )

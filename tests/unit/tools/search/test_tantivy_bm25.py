@@ -114,6 +114,31 @@ def test_texts_without_blanks_between_words_are_found(tmp_path: Path, query: str
     assert ids(corpus, query)[0] == found
 
 
+WIDTHS = {
+    "half": "\uff76\uff9e\uff97\uff7d\u306e\u9774",  # as below, of half width
+    "full": "ガラスの靴",
+    "latin": "\uff21\uff22\uff23\u3000\uff12\uff10\uff11\uff19",  # of full width
+    "plain": "abc 2019",
+    "ligature": "of\ufb01ce",
+    "letters": "office",
+}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("half", "full"), ("latin", "plain"), ("ligature", "letters")],
+)
+def test_letters_of_other_widths_and_forms_are_found_as_their_usual_ones(
+    tmp_path: Path, one: str, other: str
+):
+    passages = [{"id": name, "title": "x", "text": WIDTHS[name]} for name in (one, other)]
+    corpus = write_corpus(tmp_path / "c.jsonl", [*PASSAGES, *passages])
+    for query in (one, other):
+        assert sorted(ids(corpus, WIDTHS[query])[:2]) == sorted([one, other])
+        (first, *_), *_ = open_index(corpus).search([WIDTHS[query]], 1)
+        assert first.passage.text in WIDTHS.values()  # kept as it came
+
+
 def test_is_current_says_whether_a_folder_holds_the_index(corpus: Path):
     folder = corpus.parent / "index"
     assert not is_current(corpus, folder)

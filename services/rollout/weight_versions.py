@@ -1,4 +1,4 @@
-"""Which weights this server samples with, and how it gets newer ones.
+"""The weight versions of this server: the one it samples with, and loading newer ones.
 
 app.py hands in the learner's `LoadRequest`s; worker.py asks to catch up with the registry's newest
 version before it starts samples. Both end in `Policy.load_weights`, one at a time. What is loaded
@@ -12,8 +12,8 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from agent_r1.rollout.policy import Policy, WeightsRefusedError
-from agent_r1.rollout.weights.fetcher import Fetcher
+from agent_r1.rollout.policy import Policy
+from agent_r1.weights.manifest import Fetcher, WeightsRefusedError
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.weights import LoadReply, LoadRequest, NewestVersion, ScoredPrompt
 

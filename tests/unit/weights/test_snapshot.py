@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from agent_r1.learner.weights import snapshot
-from agent_r1.learner.weights.snapshot import Weights, write_snapshot
+from agent_r1.weights import snapshot
+from agent_r1.weights.snapshot import Weights, write_snapshot
 from agent_r1_proto.weights import WeightManifest
 from agent_r1_service.files.writing import (
     DiskFullError,

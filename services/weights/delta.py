@@ -1,7 +1,7 @@
-"""What one weight version changes of another, without loss: byte planes of their XOR, compressed.
+"""Deltas: lossless changes from one weight version to another, as compressed XORs of their bytes.
 
-learner (weights/transports/http.py) --`write_delta`--> one compressed frame per tensor -->
-`apply_delta` on rollout servers (weights/http.py), which hold the base.
+learner (http.py) --`write_delta`--> one compressed frame per tensor --> `apply_delta` on rollout
+servers (http.py), which hold the base
 
 An optimizer step changes few bits of few bfloat16 weights. The XOR with the base is 0 elsewhere,
 and with the bytes of equal significance side by side the zeros stand in long rows.
@@ -19,16 +19,16 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
+from agent_r1.weights.layout import DTYPES
 from agent_r1_proto.weights import TensorEntry
 
 LEVEL = 3
 """Of zstd: higher ones take several times as long for a tenth less."""
-_WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 _LENGTH_BYTES = 8
 
 
 def encode(base: npt.NDArray[np.uint8], new: npt.NDArray[np.uint8], width: int) -> bytes:
-    """Return what makes `new` of `base`.
+    """Return the frame that turns `base` into `new`.
 
     Args:
         base: [N * width] raw bytes of the values.
@@ -56,11 +56,11 @@ def decode(base: npt.NDArray[np.uint8], frame: bytes, width: int) -> npt.NDArray
 
 
 def write_delta(base: Path, new: Path, tensors: Sequence[TensorEntry], target: Path) -> list[int]:
-    """Write what makes one snapshot of another, and return the size of each tensor's frame.
+    """Write the delta from one snapshot to another, and return the size of each tensor's frame.
 
     Args:
         base: a safetensors file with the same tensors in the same order.
-        new: the safetensors file that is to be made of it.
+        new: the safetensors file that the delta is to make.
         tensors: of both files, in their order.
         target: is written.
 
@@ -81,7 +81,7 @@ def write_delta(base: Path, new: Path, tensors: Sequence[TensorEntry], target: P
 def apply_delta(
     base: Path, delta: Path, frames: Sequence[int], tensors: Sequence[TensorEntry], target: Path
 ) -> None:
-    """Write the snapshot that a delta makes of its base; every tensor is verified.
+    """Write the snapshot that a delta makes from its base; every tensor is verified.
 
     Args:
         base: a safetensors file.
@@ -109,7 +109,7 @@ def _stored(tensors: Sequence[TensorEntry]) -> list[TensorEntry]:
 
 def _size(entry: TensorEntry) -> tuple[int, int]:
     """Return the bytes of a tensor and of one of its values."""
-    width = _WIDTHS[entry.dtype]
+    width = DTYPES[entry.dtype][1]
     return math.prod(entry.shape) * width, width
 
 

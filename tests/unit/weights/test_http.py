@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.rollout.weights.http import require_room_for_versions
+from agent_r1.weights.http import require_room_for_versions
 from tests.support.disk import free
 
 

@@ -1,8 +1,8 @@
-"""Pulls one file from the learner, and from the other rollout servers where they pull it too.
+"""Downloads: one file from the learner, and from the rollout servers that download it too.
 
-Every chunk has one server that takes it from the learner; the others wait for that one to have it,
-so that the learner sends the file about once, however many servers there are. A server that has
-failed, or that keeps the others waiting, is asked no more, and its chunks are shared out again.
+Each chunk is assigned to one server, which takes it from the learner; the others take it from that
+server. So the learner sends the file about once, however many servers there are. Servers stop
+asking a slow or faulty peer, and share its chunks among the rest.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from http import HTTPStatus
 import httpx
 from httpx_aiohttp import AiohttpTransport
 
+from agent_r1.weights.chunks import PartialFile, TransferError
 from agent_r1_service.http.token import RunToken, token_headers
-from agent_r1_service.transfer.chunks import PartialFile, TransferError
 
 logger = logging.getLogger(__name__)
 
@@ -31,16 +31,16 @@ READ_TIMEOUT_S = 15.0
 PEER_TIMEOUT_S = 15.0
 """Time a peer has for one chunk."""
 PATIENCE_S = 2.0
-"""How long a peer is waited for once nothing else is to be done; or, if it is longer, `PATIENCE` of
-the time since the pull began."""
+"""Longest wait for a peer that lacks a chunk; or, if it is longer, `PATIENCE` of the time since the
+download began."""
 PATIENCE = 0.25
 POLL_S = 0.05
-"""How often a peer is asked whether it has a chunk by now."""
+"""Time between two questions to a peer that does not have a chunk yet."""
 STALL_TIMEOUT_S = 30.0
-"""A learner that fails for so long, without a chunk from anywhere, ends the pull."""
+"""Longest time without a chunk from anywhere while the learner fails; then the download ends."""
 RETRY_S = 0.5
 MAX_DAMAGED = 3
-"""Chunks with a wrong checksum that the learner may send before the pull ends."""
+"""Chunks with a wrong checksum from the learner that end the download."""
 
 
 def pull_client(token: RunToken | None) -> httpx.AsyncClient:
@@ -61,12 +61,12 @@ class _SourceError(Exception):
 
 @dataclass(eq=False)
 class Download:
-    """One pull of one file."""
+    """One download of one file."""
 
     client: httpx.AsyncClient
     """With the run's token."""
     file: PartialFile
-    """Gets the chunks; those it has are not asked for."""
+    """Receives the chunks; those it has are not asked for."""
     url: str
     """Of the file at the learner."""
     peers: dict[str, str]
@@ -112,7 +112,7 @@ class Download:
         """Return the peer to ask for a chunk; None is the learner."""
         name = self._names[index % len(self._names)]
         if name != self.own_name and name not in self.peers:
-            # All servers share the chunks of a failed one out in the same way.
+            # All servers divide the chunks of a failed one in the same way.
             name = max([*self.peers, self.own_name], key=lambda one: _rank(index, one))
         return None if name == self.own_name else name
 

@@ -1,7 +1,9 @@
-"""Transport `http`: pulls versions from the learner, and from servers that have parts of them.
+"""Transport `http`: rollout servers pull versions from the learner, and from each other.
 
-Reads manifest and snapshot over HTTP into a folder of this server's own, on tmpfs or a disk, and
-serves what it has to the other servers. Only the newest version is kept.
+The learner adds the checksums of the snapshot's chunks to the manifest, and a delta to the version
+before where that is configured, and serves the files. A server pulls them into a folder of its own,
+on tmpfs or a disk, and serves what it has to the others. Only the newest version is kept there.
+Nothing is shared but the network.
 """
 
 from __future__ import annotations
@@ -10,24 +12,30 @@ import asyncio
 import logging
 import shutil
 import tempfile
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 from urllib.parse import urlsplit
 
 import httpx
 from fastapi import FastAPI
-from pydantic import ValidationError
 
-from agent_r1.rollout.policy import WeightsRefusedError
-from agent_r1.rollout.weights.fetcher import (
+from agent_r1.weights.chunks import PartialFile, TransferError, hash_chunks, reserve
+from agent_r1.weights.download import Download, pull_client
+from agent_r1.weights.manifest import (
     MAX_MANIFEST_BYTES,
-    check_manifest,
+    Fetcher,
+    Published,
+    Transport,
+    WeightsRefusedError,
     manifest_location,
+    parse_manifest,
 )
+from agent_r1.weights.served_files import ContentFiles, WeightFiles, file_url
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.weights import (
     DELTA_FILE,
+    MANIFEST_FILE,
     SNAPSHOT_FILE,
     FileChunks,
     NewestVersion,
@@ -36,16 +44,120 @@ from agent_r1_proto.weights import (
 )
 from agent_r1_service.files.own_folder import OwnFolder, remove_left_behind
 from agent_r1_service.files.room import readable_size, require_room
+from agent_r1_service.files.writing import write_atomically
 from agent_r1_service.http.token import RunToken
-from agent_r1_service.transfer.chunks import PartialFile, TransferError, reserve
-from agent_r1_service.transfer.download import Download, pull_client
-from agent_r1_service.weights.files import WeightFiles, file_url
 
 logger = logging.getLogger(__name__)
 
 ROOM_REMEDY = "set rollout.weights_dir to a folder with room for two versions"
 
 _PREFIX = "agent_r1_weights_"
+
+
+class Server(Protocol):
+    """The learner's server."""
+
+    app: FastAPI
+    url: str
+    """Base URL, once it serves."""
+
+
+class HttpTransport(Transport):
+    """The learner's end: serves the files of published versions.
+
+    Args:
+        server: gets the routes.
+        dense_every: one version in so many has no delta; 1 makes none.
+    """
+
+    def __init__(self, server: Server, *, dense_every: int) -> None:
+        self._server = server
+        self._dense_every = dense_every
+        self._previous: Path | None = None
+        self._deltas = 0
+        """Versions with a delta since the last one without."""
+        self._bytes_taken = 0
+        self.files = WeightFiles()
+        self.run_files = ContentFiles()
+        """Files for services that join the run."""
+
+    async def __aenter__(self) -> Self:
+        """Add the routes, which end with the server."""
+        self.files.add_route(self._server.app)
+        self.run_files.add_route(self._server.app)
+        return self
+
+    async def publish(self, policy_version: int, directory: Path) -> Published:
+        """See `Transport.publish`; the location is a URL."""
+        base = self._previous
+        again = base == directory  # a version that is written again has no other before it
+        if again or self._deltas + 1 >= self._dense_every:
+            base = None
+        manifest = await asyncio.to_thread(describe_files, directory, base)
+        self._deltas = 0 if manifest.delta is None else self._deltas + 1
+        self._previous = directory
+        for name in (MANIFEST_FILE, SNAPSHOT_FILE, *((DELTA_FILE,) if manifest.delta else ())):
+            self.files.add(policy_version, directory / name)
+        logger.info(
+            "weights are served policy_version=%d dense_bytes=%d delta_bytes=%s",
+            policy_version,
+            manifest.size_bytes,
+            manifest.delta and manifest.delta.size_bytes,
+        )
+        url = file_url(self._server.url, policy_version, MANIFEST_FILE)
+        return Published(url, (manifest.delta or manifest).size_bytes)
+
+    def take_bytes_sent(self) -> int:
+        """See `Transport.take_bytes_sent`."""
+        before, self._bytes_taken = self._bytes_taken, self.files.bytes_out
+        return self._bytes_taken - before
+
+    def serve(self, paths: Mapping[str, Path]) -> str:
+        """See `Transport.serve`."""
+        self.run_files.add(paths)
+        return self._server.url
+
+    def withdraw(self, policy_version: int) -> None:
+        """See `Transport.withdraw`."""
+        self.files.remove(policy_version)
+
+
+def describe_files(directory: Path, base: Path | None = None) -> WeightManifest:
+    """Rewrite the manifest in a folder for pulls over HTTP, and return it.
+
+    Args:
+        directory: of the version.
+        base: of the version before, to which a delta is made; None makes none.
+    """
+    manifest = _own_manifest(directory)
+    manifest = manifest.model_copy(
+        update={
+            "transport": "http",
+            "location": SNAPSHOT_FILE,
+            "chunks": hash_chunks(directory / SNAPSHOT_FILE),
+            "delta": None if base is None else _make_delta(base, directory, manifest),
+        }
+    )
+    write_atomically(directory / MANIFEST_FILE, manifest.model_dump_json(indent=1))
+    return manifest
+
+
+def _own_manifest(directory: Path) -> WeightManifest:
+    return WeightManifest.model_validate_json((directory / MANIFEST_FILE).read_bytes())
+
+
+def _make_delta(base: Path, directory: Path, manifest: WeightManifest) -> WeightDelta:
+    # Not at the top: other pushes need no zstd.
+    from agent_r1.weights.delta import write_delta
+
+    path = directory / DELTA_FILE
+    frames = write_delta(base / SNAPSHOT_FILE, directory / SNAPSHOT_FILE, manifest.tensors, path)
+    return WeightDelta(
+        base_version=_own_manifest(base).policy_version,
+        size_bytes=path.stat().st_size,
+        chunks=hash_chunks(path),
+        frames=frames,
+    )
 
 
 def require_room_for_versions(parent: Path | None, num_values: int, dtype: str) -> None:
@@ -68,8 +180,8 @@ def require_room_for_versions(parent: Path | None, num_values: int, dtype: str) 
     require_room(what, folder, 2 * size_bytes, ROOM_REMEDY)
 
 
-class HttpFetcher(AbstractAsyncContextManager["HttpFetcher"]):
-    """Pulls versions into a folder that goes with it; implements `Fetcher`.
+class HttpFetcher(Fetcher):
+    """The server's end: pulls versions into a folder that goes with it.
 
     Args:
         registry: knows the other servers.
@@ -94,15 +206,14 @@ class HttpFetcher(AbstractAsyncContextManager["HttpFetcher"]):
         self._run_id = run_id
         self._server_id = server_id
         self._timeout_s = timeout_s
-        self._own_folder = OwnFolder(parent, _PREFIX)
-        self._folder = self._own_folder.path
+        self._folder = OwnFolder(parent, _PREFIX)
         self._client = pull_client(token)
         self._partial: tuple[int, PartialFile] | None = None
-        """The version that was asked for last."""
+        """The version asked for last, and its file."""
         self._complete: int | None = None
-        """The version that was complete last."""
+        """The last complete version."""
         self.files = WeightFiles()
-        """What other servers may take from this one."""
+        """Files that other servers may take from this one."""
 
     async def __aenter__(self) -> Self:
         """Return the fetcher."""
@@ -111,7 +222,7 @@ class HttpFetcher(AbstractAsyncContextManager["HttpFetcher"]):
     async def __aexit__(self, *exc_info: object) -> None:
         """Close connections and remove the folder."""
         await self._client.aclose()
-        await asyncio.to_thread(self._own_folder.remove)
+        await asyncio.to_thread(self._folder.remove)
 
     def add_routes(self, app: FastAPI) -> None:
         """Serve what is here to the other servers."""
@@ -147,29 +258,23 @@ class HttpFetcher(AbstractAsyncContextManager["HttpFetcher"]):
     async def _read_manifest(self, newest: NewestVersion) -> WeightManifest:
         url = manifest_location(newest)
         self.check_location(url)
+        content = bytearray()
         try:
             async with self._client.stream("GET", url) as response:
                 if response.status_code != httpx.codes.OK:
                     raise WeightsRefusedError(f"the manifest {url}: HTTP {response.status_code}")
-                content = bytearray()
                 async for piece in response.aiter_bytes():
                     content += piece
                     if len(content) > MAX_MANIFEST_BYTES:
                         raise WeightsRefusedError(
                             f"the manifest {url} has more than {MAX_MANIFEST_BYTES} bytes"
                         )
-            manifest = WeightManifest.model_validate_json(bytes(content))
         except httpx.HTTPError as exc:
             raise WeightsRefusedError(
                 f"the manifest {url} cannot be read ({type(exc).__name__} {exc}); see whether the "
                 "learner runs and its learner.server can be reached from here"
             ) from exc
-        except ValidationError as exc:
-            raise WeightsRefusedError(
-                f"the manifest {url} does not parse ({exc.error_count()} problems); learner and "
-                "rollout servers must be of the same release"
-            ) from exc
-        check_manifest(manifest, url, policy_version=newest.policy_version, run_id=self._run_id)
+        manifest = parse_manifest(bytes(content), url, newest, self._run_id)
         if manifest.location != SNAPSHOT_FILE or manifest.chunks is None:
             raise WeightsRefusedError(f"the manifest {url} is not one for pulls over HTTP")
         return manifest
@@ -188,9 +293,10 @@ class HttpFetcher(AbstractAsyncContextManager["HttpFetcher"]):
         self, version: int, name: str, size_bytes: int, chunks: FileChunks
     ) -> PartialFile:
         self._keep_only(self._complete, version)
-        self._path(version).parent.mkdir(exist_ok=True)
-        file = PartialFile(self._path(version).with_name(name), size_bytes, chunks, ROOM_REMEDY)
-        self.files.add(version, file.path, file.holds)
+        path = self._path(version).with_name(name)
+        path.parent.mkdir(exist_ok=True)
+        file = PartialFile(path, size_bytes, chunks, ROOM_REMEDY)
+        self.files.add(version, path, file.holds)
         return file
 
     async def _pull_delta(self, newest: NewestVersion, manifest: WeightManifest) -> bool:
@@ -204,7 +310,7 @@ class HttpFetcher(AbstractAsyncContextManager["HttpFetcher"]):
             )
             await self._pull(newest, file)
             await asyncio.to_thread(self._apply, delta, file.path, manifest)
-        except (WeightsRefusedError, ValueError, OSError) as exc:
+        except (ValueError, OSError) as exc:
             logger.warning(
                 "the delta cannot be used, the version is pulled whole policy_version=%d error=%s",
                 version,
@@ -215,7 +321,7 @@ class HttpFetcher(AbstractAsyncContextManager["HttpFetcher"]):
 
     def _apply(self, delta: WeightDelta, path: Path, manifest: WeightManifest) -> None:
         # Not at the top: other pushes need no zstd.
-        from agent_r1_service.weights.delta import apply_delta
+        from agent_r1.weights.delta import apply_delta
 
         target = self._path(manifest.policy_version)
         reserve(target, manifest.size_bytes, ROOM_REMEDY)
@@ -224,7 +330,7 @@ class HttpFetcher(AbstractAsyncContextManager["HttpFetcher"]):
         self.files.add(manifest.policy_version, target)
 
     def _path(self, version: int) -> Path:
-        return self._folder / f"v{version}" / SNAPSHOT_FILE
+        return self._folder.path / f"v{version}" / SNAPSHOT_FILE
 
     async def _pull(self, newest: NewestVersion, file: PartialFile) -> None:
         servers = await self._registry.rollout_servers()
@@ -238,7 +344,7 @@ class HttpFetcher(AbstractAsyncContextManager["HttpFetcher"]):
 
     def _keep_only(self, *versions: int | None) -> None:
         """Remove the files of all other versions."""
-        for directory in self._folder.glob("v*"):
+        for directory in self._folder.path.glob("v*"):
             if directory.name not in [f"v{version}" for version in versions]:
                 self.files.remove(int(directory.name[1:]))
                 shutil.rmtree(directory, ignore_errors=True)

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1_service.weights.delta import apply_delta, decode, encode, write_delta
+from agent_r1.weights.delta import apply_delta, decode, encode, write_delta
 from tests.support.snapshot_files import flip_byte, write_snapshot
 
 # Sign and exponent of a float32: 0x7F80 and 0xFF80 begin the infinities, what lies above them NaNs.

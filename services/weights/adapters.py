@@ -1,7 +1,7 @@
-"""LoRA adapters on a disk, in the format of the library PEFT: a folder with two files.
+"""LoRA adapters on disk, in the format of the PEFT library: a folder with two files.
 
-The learner writes them into checkpoints, rollout servers hand them to vLLM; both work out here
-which tensors an adapter of a model has. `read_adapter` reads one that a run starts from.
+The learner writes them into checkpoints, and rollout servers hand them to vLLM; both compute here
+which tensors the adapter of a model has. `read_adapter` reads one that a run starts from.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def write_adapter_config(folder: Path, lora: LoraConfig, base: str) -> None:
 
 @dataclass(frozen=True)
 class Adapter:
-    """What a folder says of the adapter in it."""
+    """An adapter as its folder describes it."""
 
     base: str
     """The model that it changes."""
@@ -106,15 +106,15 @@ def is_adapter(folder: Path) -> bool:
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """Read what an adapter is, and not its tensors.
+    """Read the description of an adapter, without its tensors.
 
     Raises:
         ValueError: the folder holds no adapter, or one that is not plain LoRA.
     """
     try:
         values = json.loads((folder / ADAPTER_CONFIG_FILE).read_text(encoding="utf-8"))
-        if missing := [name for name in (ADAPTER_FILE,) if not (folder / name).is_file()]:
-            raise ValueError(f"it has no {missing[0]}")
+        if not (folder / ADAPTER_FILE).is_file():
+            raise ValueError(f"it has no {ADAPTER_FILE}")
         if strange := _unsupported(values):
             raise ValueError(f"{strange} is not supported: only plain LoRA is")
         lora = LoraConfig(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from agent_r1.rollout.policy import WeightsRefusedError
-from agent_r1.rollout.weights.file import read_manifest
-from agent_r1_proto.weights import WeightManifest
+from agent_r1.weights.file import FileFetcher
+from agent_r1.weights.manifest import WeightsRefusedError
+from agent_r1_proto.weights import NewestVersion, WeightManifest
 from tests.support.snapshot_files import EMBEDDING, write_snapshot
 
 
@@ -18,12 +19,9 @@ def tensors() -> dict[str, np.ndarray]:
 
 
 def read(location: Path, policy_version: int, weights_dir: Path | None = None) -> WeightManifest:
-    return read_manifest(
-        str(location),
-        policy_version=policy_version,
-        run_id="test",
-        weights_dir=weights_dir or location.parent,
-    )
+    fetcher = FileFetcher(weights_dir or location.parent, "test")
+    newest = NewestVersion(policy_version=policy_version, manifest_location=str(location))
+    return asyncio.run(fetcher.fetch(newest))
 
 
 def test_a_manifest_is_read_only_as_the_version_asked_for(tmp_path: Path):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from agent_r1.rollout.weights.file import FileFetcher
-from agent_r1.rollout.weights.versions import WeightVersions
+from agent_r1.rollout.weight_versions import WeightVersions
+from agent_r1.weights.file import FileFetcher
 from agent_r1_proto.weights import LoadRequest, NewestVersion, WeightManifest
 from tests.support.fakes import FakePolicy
 

@@ -1,6 +1,6 @@
-"""A file in chunks: their checksums, and a file that arrives in them, in any order.
+"""Chunks of a file: their checksums, and a file that arrives chunk by chunk, in any order.
 
-The learner describes what it serves by `hash_chunks`; who pulls it writes a `PartialFile`.
+The learner describes the files it serves by `hash_chunks`; download.py writes a `PartialFile`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,0 @@
-"""Files that travel between hosts over HTTP: in verified chunks, served under their checksums."""

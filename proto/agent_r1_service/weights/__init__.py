@@ -1,1 +1,0 @@
-"""Weights as files: where a version is, and deltas between two versions."""
