@@ -63,8 +63,6 @@ def _control_tokens(run_folder: Path) -> re.Pattern[str] | None:
 
 def show(arguments: argparse.Namespace) -> int:
     """Print the chosen trajectories."""
-    if arguments.limit < 1:
-        raise ConfigError(f"--limit ({arguments.limit}) must be >= 1; leave it out for 8")
     console = Console(highlight=False, markup=False, emoji=False)
     control = _control_tokens(arguments.run_folder)
     shown = left = 0
