@@ -213,7 +213,7 @@ transformers PreTrainedModel.generation_config
 transformers PreTrainedModel.get_output_embeddings
 transformers PreTrainedModel.save_pretrained
 transformers PreTrainedModel.tie_weights
-transformers PreTrainedTokenizerBase.is_fast
+transformers PreTrainedTokenizerFast.is_fast
 transformers PretrainedConfig._attn_implementation
 transformers PretrainedConfig.architectures
 transformers PretrainedConfig.num_labels

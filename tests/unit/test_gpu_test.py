@@ -352,6 +352,18 @@ def test_a_disk_without_inodes_is_said(tmp_path: Path, monkeypatch: pytest.Monke
     assert failed.outcome.endswith("has no inodes left: delete files, or name another with --out")
 
 
+def test_a_disk_that_was_full_is_said(tmp_path: Path):
+    logs = tmp_path / "run" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "search.log").write_text("all well")
+    assert parts.with_full_disk("it ended", tmp_path) == "it ended"
+    (logs / "search.log").write_text("No space left on device (os error 28)")
+    assert parts.with_full_disk("it ended", tmp_path).startswith(
+        f"it ended; the disk of {tmp_path} was full for a while: free space or inodes (`df -i`), "
+    )
+    assert parts.with_full_disk(parts.PASSED, tmp_path) == parts.PASSED
+
+
 def test_a_disk_that_is_too_small_is_said_before_it_is_filled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
