@@ -31,8 +31,8 @@ test-unit: setup ## run the fast tests
 test-v2: setup-tests ## run the engine tests on vLLM's Model Runner V2, which GPUs take, in Triton's interpreter
 	@$(BIN)/python -m tests.runner_v2
 
-test-gpu: setup ## say in ten minutes whether this GPU box trains, and what is wrong (DEVICE=cpu; VARIANTS=http,lora or all)
-	@$(BIN)/python -m scripts.gpu_test $(if $(DEVICE),--device $(DEVICE)) $(if $(VARIANTS),--variants $(VARIANTS))
+test-gpu: setup ## say in ten minutes whether this GPU box trains, and what is wrong (DEVICE=cpu; VARIANTS=http,lora or all; OUT=FOLDER)
+	@$(BIN)/python -m scripts.gpu_test $(if $(DEVICE),--device $(DEVICE)) $(if $(VARIANTS),--variants $(VARIANTS)) $(if $(OUT),--out "$(OUT)")
 
 test-docker: ## build the images, run the demo in containers, kill and replace some of them (needs Docker)
 	@scripts/test_docker

@@ -40,6 +40,7 @@ from agent_r1_service.files.json_lines import split_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "examples" / "tiny_world" / "run.toml"
+OUT = ROOT / "runs" / "hotswap"
 COMMAND = str(Path(sys.executable).with_name("agent-r1"))
 POOL = "hotswap"
 GROUP_SIZE = 8
@@ -311,14 +312,16 @@ def main() -> int:
     parser.add_argument("--groups", type=int, default=16, help="groups of 8 in a batch")
     delay_help = "how long the tool takes to answer, beside its search"
     parser.add_argument("--delay-s", type=float, default=0.05, help=delay_help)
-    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "hotswap")
+    parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--world", type=Path, default=CONFIG.parent / "data", help="tiny_world")
     arguments = parser.parse_args()
     world = arguments.world.resolve()
     run_dir = arguments.out.resolve()
-    shutil.rmtree(run_dir, ignore_errors=True)
     scratch = run_dir.with_name(f"{run_dir.name}-tools")
-    shutil.rmtree(scratch, ignore_errors=True)
+    for folder in (run_dir, scratch):
+        if arguments.out != OUT and folder.is_dir() and any(folder.iterdir()):
+            parser.error(f"{folder} is not empty; name another folder with --out")
+        shutil.rmtree(folder, ignore_errors=True)
     scratch.mkdir(parents=True)
     run = start_run(run_dir, world, arguments.groups)
     swapper = Swapper(run_dir, run, scratch, world, arguments.delay_s)

@@ -3,6 +3,10 @@
 vendor_names.py follows imports and what is used of them. What else is used of an object, a reader
 must know: every attribute below FOLDERS has to be in that module's list, or be found in this
 project, in Python or in the libraries below. tests/unit/test_vendor_names.py asks.
+
+Names alone are compared, so what is called as one of ours, of Python's or of torch's is not missed
+here (`DeepSpeedEngine.step` is `Optimizer.step` as well), and outside FOLDERS only imports and
+variables of the environment are looked at: a reader lists these.
 """
 
 from __future__ import annotations
@@ -12,13 +16,17 @@ import functools
 import importlib
 import inspect
 import pydoc
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from vendor_names import ATTRIBUTES, PACKAGES, ROOT, imported, is_there
+from vendor_names import ATTRIBUTES, PACKAGES, ROOT, SOURCES, imported, is_there
 
 FOLDERS = ("services/rollout/vllm", "services/learner/engine")
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+VARIABLE = re.compile(r"(VLLM|DS)_[A-Z0-9_]+")
+"""Of the environment, that the packages read."""
 OURS = {"agent_r1": "services", "agent_r1_proto": "proto/agent_r1_proto"}
 OURS |= {"agent_r1_service": "proto/agent_r1_service", "agent_r1_deploy": "deploy"}
 """Folders of our packages."""
@@ -34,22 +42,26 @@ bias weight out_features _parameters
 needs_input_grad saved_tensors param_groups state
 get_slice get_shape get_dtype get_tensor offset_keys metadata
 context prctl
-count_sampled ratio
+count_sampled ratio checksum num_weights num_critic_weights rank_interface kl_coef
 """
 """Names that cannot be found: of torch's Linear, and of its autograd and optimizers, which set them
 when they are made; of a safetensors file; of pydantic's ValidationInfo and the C library; and ours:
-what `FastCPUWorker` adds to vLLM's worker, and an attribute of a loss."""
+what `FastCPUWorker` adds to vLLM's worker, attributes of a loss and of a weight that is divided,
+and what a module gets from one that it does not import."""
 
 
 def unlisted() -> list[str]:
     """Return what is used and neither listed nor found elsewhere, as "file name"."""
     listed = {line.split()[1] for line in ATTRIBUTES.strip().splitlines()}
     listed |= {path for _, path in imported()}
-    names = {path.partition("(")[0].rpartition(".")[2] for path in listed}
+    names = {path.partition("(")[0].rpartition(".")[2].strip('"') for path in listed}
     found = []
     for file in _files():
         known = names | _found_elsewhere(file)
         missing = sorted(set(used(_parsed(file))) - known)
+        found += [f"{file.relative_to(ROOT)} {name}" for name in missing]
+    for file in (file for folder in SOURCES for file in sorted((ROOT / folder).rglob("*.py"))):
+        missing = sorted(set(variables(_parsed(file))) - names)
         found += [f"{file.relative_to(ROOT)} {name}" for name in missing]
     return found
 
@@ -91,8 +103,27 @@ def used(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and _root(node) not in not_theirs:
             yield node.attr
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr"):
+            yield from _in_quotes(node.args[1])
     for owner in their_classes:
         yield from _public_members(owner)
+
+
+def _in_quotes(node: ast.expr) -> Iterator[str]:
+    """Yield an attribute whose name is written out."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+
+
+def variables(tree: ast.Module) -> Iterator[str]:
+    """Yield the variables of the environment that are theirs."""
+    for node in ast.walk(tree):
+        names = [node.arg or ""] if isinstance(node, ast.keyword) else _texts(node)
+        yield from (name for name in names if VARIABLE.fullmatch(name))
+
+
+def _texts(node: ast.AST) -> list[str]:
+    return list(_in_quotes(node)) if isinstance(node, ast.expr) else []
 
 
 def _root(node: ast.Attribute) -> str:
@@ -144,13 +175,14 @@ def _imports(tree: ast.Module, packages: tuple[str, ...]) -> Iterator[ast.Import
 
 
 def _found_elsewhere(file: Path) -> set[str]:
-    """Return names of a file, of our modules that it imports, and of those that these import."""
+    """Return names of a file, of modules that it imports, and of the tables that these take."""
     tree = _parsed(file)
     found = _own(tree) | _of_types() | set(OTHERS.split())
     for module in _modules(tree):
         found |= _of_module(module)
         if (ours := _our_file(module)) is not None:
-            found |= set().union(*map(_of_module, _modules(_parsed(ours))))
+            tables = (one for one in _modules(_parsed(ours)) if ".config" in one)
+            found |= set().union(*map(_of_module, tables))
     return found
 
 
@@ -171,16 +203,27 @@ def _our_file(module: str) -> Path | None:
 
 
 def _own(tree: ast.Module) -> set[str]:
-    """Return the names that a module defines, but for methods that may replace those of others."""
-    theirs = {name for owner in _their_classes(tree) for name in _public_members(owner)}
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
-        elif isinstance(node, ast.AnnAssign | ast.Assign):
+    """Return the attributes of a module's classes, but for what may replace those of others.
+
+    Variables and functions are none: an attribute of an object that is called as they are is not
+    ours.
+    """
+    owners = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    found = set().union(*(_attributes(owner) for owner in owners))
+    return found - {name for owner in _their_classes(tree) for name in _public_members(owner)}
+
+
+def _attributes(owner: ast.ClassDef) -> set[str]:
+    """Return what the body of a class defines, and what its methods set."""
+    found = {one.name for one in owner.body if isinstance(one, DEFINITIONS)}
+    for node in ast.walk(owner):
+        if isinstance(node, ast.AnnAssign | ast.Assign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            found |= {getattr(target, "id", getattr(target, "attr", "")) for target in targets}
-    return found - theirs
+            parts = [part for target in targets for part in ast.walk(target)]
+            found |= {part.attr for part in parts if isinstance(part, ast.Attribute)}
+            if node in owner.body:
+                found |= {part.id for part in parts if isinstance(part, ast.Name)}
+    return found
 
 
 @functools.cache

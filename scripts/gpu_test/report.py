@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -14,6 +15,8 @@ from scripts.gpu_test.parts import PASSED, ROOT, Part
 
 JSON, TEXT = "report.json", "report.txt"
 MACHINE = "machine"
+HEAD = re.compile(r"(passed|failed|not finished) on \w+, revision ")
+"""A report begins with."""
 
 
 def passed(parts: Sequence[Part]) -> bool:
@@ -34,6 +37,18 @@ def revision() -> str:
         return subprocess.run(command, capture_output=True, text=True).stdout.strip()
     except OSError:
         return "unknown"
+
+
+def is_there(out: Path) -> bool:
+    """Whether a folder holds a report of ours, or the beginning of one."""
+    file = out / TEXT
+    return file.is_file() and HEAD.match(file.read_text("utf-8", "replace")) is not None
+
+
+def begin(out: Path, device: str) -> None:
+    """Write a report that says that the diagnosis has not ended."""
+    (out / JSON).unlink(missing_ok=True)
+    write_atomically(out / TEXT, f"not finished on {device}, revision {revision()}\n")
 
 
 def write(out: Path, device: str, parts: Sequence[Part]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
@@ -10,6 +12,8 @@ CONFIG_HELP = "configuration: a .toml file, or the config.json of a run folder"
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """What commands are added to."""
+LARGEST = 10**9
+"""No option counts or measures more."""
 
 
 def add_command(
@@ -27,6 +31,43 @@ def add_group(commands: Commands, name: str, summary: str, description: str = ""
     group = add_command(commands, name, "", summary, description)
     group.set_defaults(run=None, parser=group)
     return group.add_subparsers(dest="action", metavar="ACTION")
+
+
+def integer(least: int, most: int = LARGEST) -> Callable[[str], int]:
+    """Return the type of an option that takes a whole number within limits."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(
+                f"{text} must be a whole number {_limits(least, most)}"
+            )
+        return value
+
+    return parse
+
+
+def number(least: float, most: float = LARGEST, *, or_0: bool = False) -> Callable[[str], float]:
+    """Return the type of an option that takes a number within limits, or 0 as well."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (least <= value <= most or (or_0 and value == 0)):
+            what = "0 or a number" if or_0 else "a number"
+            raise argparse.ArgumentTypeError(f"{text} must be {what} {_limits(least, most)}")
+        return value
+
+    return parse
+
+
+def _limits(least: float, most: float) -> str:
+    return f"of {least:g} or more" if most == LARGEST else f"from {least:g} to {most:g}"
 
 
 def add_config(parser: argparse.ArgumentParser, *, required: bool = True) -> None:

@@ -10,6 +10,7 @@ I = intermediate size, Q = heads x head size, K = heads of keys x head size, V =
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,14 @@ CPU_BUFFERS = 60e6
 KEPT_SHARE, KEPT_LAYERS = 0.5, 2.0
 """What the C library of a CPU keeps of freed activations, as was measured: a share of them, and of
 what one layer keeps (docs/benchmarks.md)."""
+
+SIZES = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    "vocab_size",
+)
+"""Of a model's config.json, that every model has."""
+LONGEST_REASON = 200
+"""Letters of what transformers says of a file; more is advice for other versions of it."""
 
 
 @dataclass(frozen=True)
@@ -97,20 +106,16 @@ def read_model_size(folder: Path, lora: LoraConfig | None = None) -> ModelSize:
     Raises:
         ValueError: it has no usable config.json, or the adapters do not fit it.
     """
-    with quick_imports():
-        import torch
-        from transformers import AutoConfig, AutoModelForCausalLM
-
     try:
-        config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        with torch.device("meta"):
-            model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except (OSError, ValueError) as exc:
-        raise ValueError(f"model.path ({folder}) has no usable config.json: {exc}") from exc
-    model.tie_weights()
-    text = config.get_text_config()
+        text, model = _without_memory(folder)
+    except Exception as exc:  # a broken file may lead transformers anywhere
+        why = textwrap.shorten(str(exc), LONGEST_REASON, placeholder=" ...")
+        raise ValueError(
+            f"model.path ({folder}) has no usable config.json: {why}; copy the model again, or "
+            "name another one"
+        ) from exc
     heads = text.num_attention_heads
-    head = getattr(text, "head_dim", None) or text.hidden_size // heads
+    head = _head_size(text)
     adapters = None
     if lora is not None:
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
@@ -127,6 +132,44 @@ def read_model_size(folder: Path, lora: LoraConfig | None = None) -> ModelSize:
         tied=bool(text.tie_word_embeddings),
         adapters=adapters,
     )
+
+
+def _without_memory(folder: Path) -> tuple[Any, Any]:
+    """Return the configuration of a model's text part, and the model on a device without memory.
+
+    Raises:
+        ValueError: its sizes are none of a model.
+    """
+    with quick_imports():
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+    config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    text = config.get_text_config()
+    _check_sizes(text)
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    model.tie_weights()
+    return text, model
+
+
+def _check_sizes(text: Any) -> None:
+    """Refuse sizes with which transformers would build a model that no engine can run."""
+    for name in SIZES:
+        if (size := getattr(text, name)) < 1:
+            raise ValueError(f"{name} ({size}) must be 1 or more")
+    heads = text.num_attention_heads
+    if getattr(text, "head_dim", None) is None and text.hidden_size % heads:
+        raise ValueError(
+            f"num_attention_heads ({heads}) must divide hidden_size ({text.hidden_size})"
+        )
+    keys = getattr(text, "num_key_value_heads", None) or heads
+    if heads % keys:
+        raise ValueError(f"num_key_value_heads ({keys}) must divide num_attention_heads ({heads})")
+
+
+def _head_size(text: Any) -> int:
+    return getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
 
 
 def value_bytes(dtype: Dtype) -> int:

@@ -115,8 +115,6 @@ def test_redis_and_id_beat_those_of_the_run_folder(
     assert "http://10.0.0.1/one" in capsys.readouterr().out
 
 
-def test_a_place_and_a_time_are_needed(capsys: pytest.CaptureFixture[str]):
+def test_a_place_is_needed(capsys: pytest.CaptureFixture[str]):
     assert main(["rollout", "list"]) == 2
     assert "name a run folder with --run" in capsys.readouterr().err
-    assert main(["rollout", "drain", "one", "--timeout-s", "-1", "--redis", "x", "--id", "y"]) == 2
-    assert "--timeout-s (-1) must be 0 or more" in capsys.readouterr().err

@@ -36,6 +36,7 @@ from agent_r1_deploy import (
 from agent_r1_deploy.local_folder import live_redis_url, live_token_file, run_folder_problem
 from agent_r1_deploy.local_services import LocalServices
 from agent_r1_deploy.local_view import at_hand, program
+from agent_r1_deploy.service import ServiceSpec
 from agent_r1_deploy.supervisor import ServiceError, Supervisor
 from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.registry import Registry, RolloutServer
@@ -154,9 +155,20 @@ def test_on_one_gpu_everything_starts_in_turn_and_has_its_share(
 ):
     monkeypatch.setattr(local_services, "usable_gpus", lambda: 1)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    taken: dict[str, tuple[int, ...]] = {}
+    real_start = Supervisor.start
+
+    async def start(supervisor: Supervisor, spec: ServiceSpec) -> str:
+        taken[spec.name] = tuple(spec.gpus)
+        return await real_start(supervisor, spec)
+
+    monkeypatch.setattr(Supervisor, "start", start)
     options = ["placement.rollout_replicas=2", "rollout.gpu_memory_utilization=0.3"]
     stage.done.touch()  # the learner ends at once, so it starts last
     assert local.run_training(stage.config(*options), resume=False) == 0
+    # Whose GPU another has too waits for its turn, at a restart as well.
+    on_gpu = {name: gpus for name, gpus in taken.items() if gpus}
+    assert on_gpu == {"rollout-0": (0,), "rollout-1": (0,), "learner": (0,)}
     started = [row[0] for row in stage.lines("start")]
     assert started[-3:] == ["rollout-0", "rollout-1", "learner"]
     # 0.95 - 2 x 0.3

@@ -17,9 +17,10 @@ import pytest
 from agent_r1.config import gpu_looks
 from agent_r1.learner.reporting import step_report
 from agent_r1.text.reading import parse_turn
+from agent_r1_service.files import room
 from agent_r1_service.gpus import Device
 from scripts.gpu_test import __main__ as main
-from scripts.gpu_test import engine, learner, loop, machine, model, parts, report
+from scripts.gpu_test import engine, learner, loop, machine, model, parts, report, signals
 from scripts.gpu_test.every_turn_searches import EveryTurnSearches
 from scripts.gpu_test.parts import Part
 
@@ -218,7 +219,7 @@ def test_a_part_that_a_signal_ends_is_the_last(
     monkeypatch.setattr(subprocess.Popen, "wait", wait)
     hangs = {"diagnosis_part": lambda left_s: parts.run_process(*HANGS, out / "part", 60.0)}
     monkeypatch.setattr(main, "plan", lambda *_: hangs | {"never": hangs["diagnosis_part"]})
-    main.end_in_order()
+    signals.answer(signals.interrupt)
     try:
         found = main.run_all("cpu", [], out, steps=2)
     finally:
@@ -280,6 +281,20 @@ def test_packages_for_cpus_fail_where_gpus_are_tested(
     assert why.startswith(said)
 
 
+def test_packages_for_cpus_without_a_gpu_train_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(gpu_looks, "read_devices", list)
+    monkeypatch.setattr(gpu_looks, "installed_version", lambda name: "2.13.0+cpu")
+    monkeypatch.setattr(machine, "_of_torch", dict)
+    found = main.run_all("cuda", [], tmp_path, steps=2)
+    assert [(part.name, part.outcome) for part in found] == [
+        ("machine", "no GPU was found; DEVICE=cpu takes a tiny model"),
+        *((name, "left out: no GPU") for name in ("engine", "learner", "loop: plain")),
+    ]
+    assert list(tmp_path.iterdir()) == []  # no model was made
+
+
 def test_no_time_left_is_said(out: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(main, "LIMIT_S", 10.0)
     assert [part.outcome for part in main.run_all("cpu", [], out, steps=2)[1:]] == [
@@ -320,6 +335,58 @@ def test_a_disk_that_fills_leaves_outcome_and_log(tmp_path: Path, monkeypatch: p
     assert "is full: free space, or name another with --out" in part.outcome
     assert str(part.figures["figures.json"]).startswith("cannot be read: ")
     assert part.tails == {"part/part.log": ["out of memory"]}
+
+
+def test_a_disk_without_inodes_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(parts, "out_of_inodes", lambda folder: True)
+    monkeypatch.setattr(loop, "train", lambda *_: "agent-r1 train ended with 1")
+    monkeypatch.setattr(loop, "compare_memory", lambda *_: [])
+    full = f"the disk of {tmp_path / 'plain'} has no inodes left: delete files, or name another"
+    part = loop.run_variant("plain", tmp_path, "cpu", 2, 60.0)
+    assert part.outcome == f"agent-r1 train ended with 1; {full} with --out"
+    # A folder that cannot be made is said in the same way.
+    failed = main.attempt(
+        "engine", lambda: Part("engine", (tmp_path / "plain").mkdir() or ""), out=tmp_path
+    )
+    assert failed.outcome.startswith("FileExistsError: ")
+    assert failed.outcome.endswith("has no inodes left: delete files, or name another with --out")
+
+
+def test_a_disk_that_was_full_is_said(tmp_path: Path):
+    logs = tmp_path / "run" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "search.log").write_text("all well")
+    assert parts.with_full_disk("it ended", tmp_path) == "it ended"
+    (logs / "search.log").write_text("No space left on device (os error 28)")
+    assert parts.with_full_disk("it ended", tmp_path).startswith(
+        f"it ended; the disk of {tmp_path} was full for a while: free space or inodes (`df -i`), "
+    )
+    assert parts.with_full_disk(parts.PASSED, tmp_path) == parts.PASSED
+
+
+def test_a_disk_that_is_too_small_is_said_before_it_is_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(machine, "look", lambda device: Part("machine", parts.PASSED))
+    monkeypatch.setattr(room, "free_bytes", lambda path: 900_000)
+    # 5 MB and a tenth to spare.
+    found = main.run_all("cpu", [], tmp_path, steps=2)
+    assert found[1].outcome == (
+        f"{tmp_path} has 0.90 MB free, and model and world need 5.50 MB; free space there, or name "
+        "another folder with --out"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_world_that_is_not_made_is_said_without_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    (tmp_path / "generate.py").write_text("raise OSError(28, 'No space left on device')")
+    monkeypatch.setattr(main, "EXAMPLE", tmp_path)
+    monkeypatch.setattr(main, "make_model", lambda *_: None)
+    with pytest.raises(RuntimeError, match=r"not made: OSError: \[Errno 28\] No space left on dev"):
+        main.prepare(tmp_path, "cpu")
+    assert capfd.readouterr().err == ""
 
 
 def test_figures_that_find_no_room_leave_those_before(tmp_path: Path):
@@ -403,24 +470,59 @@ def test_a_folder_that_cannot_be_written_is_refused_in_one_line(tmp_path: Path):
     assert (tmp_path / "file").read_text() == "kept"
     # Not even root can make a folder in the first; the second is below a file.
     for place in (Path("/proc/lost"), tmp_path / "file" / "below"):
-        assert str(main.empty_folder(place)).startswith(f"--out ({place}) cannot be written: ")
+        said = str(main.own_folder(place, "cpu"))
+        assert said.startswith(f"--out ({place}) cannot be written: ")
 
 
-def test_a_folder_is_emptied_and_not_removed(tmp_path: Path):
-    (tmp_path / "engine").mkdir()
-    (tmp_path / "engine" / "part.log").write_text("")
-    (tmp_path / "report.txt").write_text("")
+def test_a_folder_with_a_report_is_used_again_and_not_removed(tmp_path: Path):
     before = tmp_path.stat().st_ino
-    assert main.empty_folder(tmp_path) is None
-    assert list(tmp_path.iterdir()) == []
+    assert main.own_folder(tmp_path, "cpu") is None
+    # One that was killed has no other report; one that ended has.
+    for write in (lambda: None, lambda: report.write(tmp_path, "cuda", [])):
+        write()
+        for made in ("engine", "model", "plain"):
+            (tmp_path / made).mkdir()
+        (tmp_path / "engine" / "part.log").write_text("")
+        assert main.own_folder(tmp_path, "cpu") is None
+        assert [file.name for file in tmp_path.iterdir()] == ["report.txt"]
+        assert (tmp_path / "report.txt").read_text().startswith("not finished on cpu")
     assert tmp_path.stat().st_ino == before  # it may be a mount point
 
 
-def test_ctrl_c_while_it_is_imported_gives_no_traceback(tmp_path: Path):
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"notes.txt": "mine"},
+        {"model/weights": "mine"},
+        {"report.txt": "Our report on sales", "model/weights": "mine"},
+        {"report.json": "{}"},
+        {"report.txt": "passed on cuda, revision 1234567", "notes.txt": "mine"},
+    ],
+)
+def test_a_folder_of_others_is_refused_and_left_alone(tmp_path: Path, files: dict[str, str]):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    said = f"--out ({tmp_path}) holds files that are not of a report; name another folder"
+    assert main.own_folder(tmp_path, "cpu") == said
+    assert {name: (tmp_path / name).read_text() for name in files} == files
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (signal.SIGINT, ""),
+        (signal.SIGTERM, "gpu_test: ended by SIGTERM before it began\n"),
+        (signal.SIGHUP, "gpu_test: ended by SIGHUP before it began\n"),
+    ],
+)
+def test_a_signal_while_it_is_imported_gives_no_traceback(
+    tmp_path: Path, number: signal.Signals, said: str
+):
     hook = tmp_path / "sitecustomize.py"
-    hook.write_text(INTERRUPT)
+    hook.write_text(INTERRUPT.format(number=int(number)))
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code = f"import signal; signal.signal({int(number)}, signal.SIG_DFL); "
     code += "import runpy; runpy.run_module('scripts.gpu_test', run_name='__main__')"
     run = subprocess.run(
         [sys.executable, "-c", code],
@@ -430,7 +532,7 @@ def test_ctrl_c_while_it_is_imported_gives_no_traceback(tmp_path: Path):
         text=True,
         check=False,
     )
-    assert (run.returncode, run.stderr) == (-signal.SIGINT, "")
+    assert (run.returncode, run.stderr) == (-number, said)
 
 
 INTERRUPT = """
@@ -438,10 +540,10 @@ import os, signal, sys
 class Interrupt:
     def find_spec(self, name, path=None, target=None):
         if name == "agent_r1.config.gpu_looks":
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), {number})
 sys.meta_path.insert(0, Interrupt())
 """
-"""Sends the signal of Ctrl-C when the first of our modules is imported."""
+"""Sends a signal when the first of our modules is imported."""
 
 
 def test_a_variant_that_is_not_there_is_refused():

@@ -78,6 +78,11 @@ def test_a_keyword_that_a_method_has_lost_is_found(
 USED = {
     "SchedulerStats.num_skipped_waiting_reqs": "rollout/vllm/engine_stats.py",
     "WeightTransferEngine.receive_weights": "rollout/vllm/weight_transfer.py",
+    "Qwen2ForCausalLM.load_weights": "rollout/vllm/weight_transfer.py",
+    "rms_norm": "rollout/vllm/cpu_norms.py",
+    "VLLM_PLUGINS": "rollout/vllm/settings.py",
+    '"DS_ACCELERATOR"': "learner/engine/ranks/join.py",
+    "Qwen3Config.head_dim": "learner/engine/attention.py",
     "WeightTransferEngine.init_info_cls": "rollout/vllm/weight_transfer.py",
     "SamplingParams.output_kind": "rollout/vllm/whole_answers.py",
     "InputBatch.num_tokens_no_spec": "rollout/vllm/batch_sampler.py",
@@ -94,14 +99,23 @@ def test_names_that_are_not_listed_are_found(vendor_uses: Any, monkeypatch: pyte
     assert len(shorter) == len(lines) - len(USED)
     monkeypatch.setattr(vendor_uses, "ATTRIBUTES", "\n".join(shorter))
     assert sorted(vendor_uses.unlisted()) == sorted(
-        f"services/{file} {name.rpartition('.')[2]}" for name, file in USED.items()
+        f"services/{file} {name.rpartition('.')[2].strip(chr(34))}" for name, file in USED.items()
     )
 
 
 def test_what_a_file_uses_is_seen(vendor_uses: Any):
     used = set(vendor_uses.used(ast.parse(FILE)))
     # Not `dtype`, of another package's module; `output`, of our own attribute, may be anything.
-    assert used == {"rows", "_queue", "get", "outputs", "schedule", "keep", "output", "text"}
+    assert used == {
+        *("rows", "_queue", "get", "outputs", "schedule", "keep", "output", "text", "heads"),
+        *("load", "environ", "update"),
+    }
+    assert set(vendor_uses.variables(ast.parse(FILE))) == {"VLLM_A", "DS_B"}
+
+
+def test_variables_and_functions_of_ours_hide_nothing(vendor_uses: Any):
+    # `load` is a variable, and `schedule` may replace what Scheduler has.
+    assert vendor_uses._own(ast.parse(FILE)) == {"_own", "_mine"}
 
 
 FILE = """
@@ -114,7 +128,9 @@ class Ours(Scheduler):
         self._queue.get(torch.dtype)
         return batch.rows, super().outputs
     def _mine(self):
-        return self.output.text
+        load = self.load
+        os.environ.update({"VLLM_A": "1"}, DS_B=getattr(self.output, "heads", self.output.text))
+def rows(): ...
 """
 
 

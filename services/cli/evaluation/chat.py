@@ -46,18 +46,12 @@ NEEDS_PAYLOAD = (
 )
 ANSWER_TIMEOUT_S = 300.0
 READ_BYTES = 65536
-HIGHEST_TEMPERATURE = 10.0
 
 
 def chat(arguments: argparse.Namespace) -> int:
     """Start the services and answer questions until the user leaves."""
     from agent_r1_deploy import local_client
 
-    if not 0.0 <= arguments.temperature <= HIGHEST_TEMPERATURE:
-        raise ConfigError(
-            f"--temperature ({arguments.temperature}) must be from 0 (greedy) to "
-            f"{HIGHEST_TEMPERATURE:g}"
-        )
     config = chat_config(arguments.policy, arguments.config, arguments.options)
     temperature = arguments.temperature
     if (fitted := fitted_setting(arguments, config.model.policy)) is None:

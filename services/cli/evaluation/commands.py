@@ -11,12 +11,16 @@ from agent_r1.cli.declare import (
     add_command,
     add_config,
     add_set,
+    integer,
+    number,
 )
 
 DECODING_METHODS = ("best_of_n", "majority", "value_guided", "beam")
 """`agent_r1_proto.tasks.DecodingMethod`."""
 METHODS = ("agent", "base_tool_call", "naive_rag")
 """`agent_r1.evaluation.config.Method`, whose module takes too long to import for `--help`."""
+TEMPERATURES = (0.01, 2.0)
+"""`agent_r1_proto.tasks.PositiveTemperature`."""
 
 
 def add_to(commands: Commands) -> None:
@@ -58,7 +62,7 @@ def _add_evaluation(commands: Commands) -> None:
     )
     evaluate.add_argument(
         "--attempts",
-        type=int,
+        type=integer(1),
         default=1,
         metavar="K",
         help="sample K answers to each question, and report pass@k and pass^k as well; needs "
@@ -67,7 +71,7 @@ def _add_evaluation(commands: Commands) -> None:
     _add_decoding(evaluate)
     evaluate.add_argument(
         "--decode-fit",
-        type=float,
+        type=number(*TEMPERATURES),
         nargs="+",
         metavar="T",
         help="with --decode value_guided: measure how well the scorer tells candidates apart that "
@@ -99,28 +103,28 @@ def _add_decoding(command: argparse.ArgumentParser) -> None:
     )
     add(
         "--decode-candidates",
-        type=int,
+        type=integer(1),
         metavar="K",
         help="interactions, or turns sampled after every branch beside the greedy one (default: 4)",
     )
     add(
         "--decode-beta",
-        type=float,
+        type=number(0),
         metavar="B",
         help="weight of a value beside a log-probability in value_guided and beam (default: 1)",
     )
     add(
         "--decode-branch-below",
-        type=float,
+        type=number(0, 1),
         metavar="P",
         help="sample candidates only where the greedy turn is less probable than this (default: "
         "everywhere)",
     )
-    add("--decode-continuations", type=int, metavar="M", help=CONTINUATIONS_HELP)
-    add("--decode-keep", type=int, metavar="B", help="branches that beam keeps (default: 2)")
+    add("--decode-continuations", type=integer(0), metavar="M", help=CONTINUATIONS_HELP)
+    add("--decode-keep", type=integer(1), metavar="B", help="branches that beam keeps (default: 2)")
     add(
         "--decode-lookahead",
-        type=int,
+        type=integer(0),
         metavar="D",
         help="turns whose calls are run before a candidate is scored, its own included; with 0 "
         "only the calls of those kept are run (default: 1)",
@@ -246,4 +250,10 @@ def _add_chat(commands: Commands) -> None:
     task_help = "ask the task of this id in a file of tasks, with its payload, and exit"
     one.add_argument("--task", metavar="FILE:ID", help=task_help)
     _add_decoding(chat)
-    chat.add_argument("--temperature", type=float, default=0.0, help="0 (the default) is greedy")
+    chat.add_argument(
+        "--temperature",
+        type=number(*TEMPERATURES, or_0=True),
+        default=0.0,
+        metavar="T",
+        help="0 (the default) is greedy",
+    )

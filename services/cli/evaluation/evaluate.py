@@ -248,8 +248,6 @@ def _with_policy(config: Config, method: str, policy: str | None) -> Config:
 
 
 def _check_attempts(attempts: int, config: Config) -> None:
-    if attempts < 1:
-        raise ConfigError(f"--attempts ({attempts}) must be 1 or more")
     if attempts > 1 and config.evaluation.temperature == 0.0:
         raise ConfigError(
             f"--attempts ({attempts}) with evaluation.temperature 0 would get the same answer each "

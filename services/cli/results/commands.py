@@ -10,6 +10,7 @@ from agent_r1.cli.declare import (
     add_command,
     add_group,
     add_set,
+    integer,
 )
 
 
@@ -39,12 +40,12 @@ def _add_run_folders(commands: Commands) -> None:
         "with calls, rewards and policy versions.",
     )
     show.add_argument("run_folder", type=Path, metavar="RUN", help="run folder")
-    show.add_argument("--step", type=int, metavar="N", help="only this learner step")
-    show.add_argument("--group", type=int, metavar="ID", help="only this group")
+    show.add_argument("--step", type=integer(0), metavar="N", help="only this learner step")
+    show.add_argument("--group", type=integer(0), metavar="ID", help="only this group")
     show.add_argument("--failed", action="store_true", help="only FAILED trajectories")
     show.add_argument("--eval", metavar="NAME", help="only this evaluation: before, after, …")
     limit_help = "show at most N (default: 8)"
-    show.add_argument("--limit", type=int, default=8, metavar="N", help=limit_help)
+    show.add_argument("--limit", type=integer(1), default=8, metavar="N", help=limit_help)
 
     export = add_command(
         commands,

@@ -87,8 +87,6 @@ def _chat_template(folder: Path) -> str:
 
 def show(arguments: argparse.Namespace) -> int:
     """Print the chosen trajectories."""
-    if arguments.limit < 1:
-        raise ConfigError(f"--limit ({arguments.limit}) must be >= 1; leave it out for 8")
     console = Console(highlight=False, markup=False, emoji=False)
     control = _control_tokens(arguments.run_folder)
     shown = left = 0

@@ -10,6 +10,8 @@ from agent_r1.cli.declare import (
     add_command,
     add_config,
     add_group,
+    integer,
+    number,
 )
 
 
@@ -48,10 +50,22 @@ def _add_search(commands: Commands) -> None:
     add("--url", metavar="URL", help="the server (default: http://localhost:9200)")
     add("--ca-certs", type=Path, metavar="FILE", help="PEM file to verify the server with")
     add("--no-verify-certs", action="store_true", help="accept any certificate")
-    add("--bulk-mb", type=int, default=8, metavar="N", help="size of a request in MiB (default: 8)")
-    add("--shards", type=int, default=1, metavar="N", help="parts of the index (default: 1)")
+    add(
+        "--bulk-mb",
+        type=integer(1, 1024),
+        default=8,
+        metavar="N",
+        help="size of a request in MiB (default: 8)",
+    )
+    add(
+        "--shards",
+        type=integer(1, 1024),
+        default=1,
+        metavar="N",
+        help="parts of the index (default: 1)",
+    )
     replicas_help = "copies of the index (default: 1 if the cluster has a second node)"
-    add("--replicas", type=int, metavar="N", help=replicas_help)
+    add("--replicas", type=integer(0, 1024), metavar="N", help=replicas_help)
     add(
         "--delete-old",
         action="store_true",
@@ -59,7 +73,7 @@ def _add_search(commands: Commands) -> None:
     )
     add(
         "--request-timeout-s",
-        type=float,
+        type=number(1),
         default=120.0,
         metavar="S",
         help="longest one request may take, in seconds (default: 120)",
@@ -92,7 +106,7 @@ def _add_tools(commands: Commands) -> None:
         parser.add_argument("--version", metavar="VERSION", help="every instance of this version")
     drain.add_argument(
         "--timeout-s",
-        type=float,
+        type=number(0),
         default=120.0,
         metavar="S",
         help="longest wait for trajectories that still need it, in seconds (default: 120)",
@@ -145,7 +159,7 @@ def _add_rollout(commands: Commands) -> None:
     drain.add_argument("server", metavar="NAME", help="the server, as `list` names it")
     drain.add_argument(
         "--timeout-s",
-        type=float,
+        type=number(0),
         default=120.0,
         metavar="S",
         help="time to finish the samples in flight, in seconds (default: 120)",

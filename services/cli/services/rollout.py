@@ -35,8 +35,6 @@ def list_servers(arguments: argparse.Namespace) -> int:
 def drain_server(arguments: argparse.Namespace) -> int:
     """Tell a server to leave, and wait until it takes no more samples."""
     name, timeout_s = arguments.server, arguments.timeout_s
-    if not timeout_s >= 0:
-        raise ConfigError(f"--timeout-s ({timeout_s:g}) must be 0 or more seconds")
 
     async def drain(registry: Registry) -> list[RolloutServer]:
         servers = await registry.rollout_servers()

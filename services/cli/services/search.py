@@ -69,8 +69,6 @@ def _index_elasticsearch(arguments: argparse.Namespace) -> int:
         verify_certs=not arguments.no_verify_certs,
         request_timeout_s=arguments.request_timeout_s,
     )
-    if arguments.bulk_mb < 1 or arguments.shards < 1 or (arguments.replicas or 0) < 0:
-        raise ValueError("--bulk-mb and --shards must be >= 1, --replicas >= 0; correct them")
     options = BuildOptions(
         bulk_bytes=arguments.bulk_mb << 20,
         num_shards=arguments.shards,

@@ -8,6 +8,7 @@ from agent_r1.cli.declare import (
     Commands,
     add_command,
     add_config,
+    integer,
 )
 
 
@@ -57,10 +58,10 @@ def _add_task(commands: Commands) -> None:
     )
     add_config(tried)
     tried.add_argument(
-        "-n", dest="tasks", type=int, default=4, metavar="N", help="tasks (default: 4)"
+        "-n", dest="tasks", type=integer(1), default=4, metavar="N", help="tasks (default: 4)"
     )
     samples_help = "attempts at each task, whose rewards are compared (default: 4)"
-    tried.add_argument("--samples", type=int, default=4, metavar="K", help=samples_help)
+    tried.add_argument("--samples", type=integer(1), default=4, metavar="K", help=samples_help)
     tried.add_argument(
         "--policy",
         metavar="POLICY",

@@ -75,9 +75,6 @@ def try_out(arguments: argparse.Namespace) -> int:
 
 
 def _check_arguments(arguments: argparse.Namespace, asks_server: bool) -> None:
-    for name, value in (("-n", arguments.tasks), ("--samples", arguments.samples)):
-        if value < 1:
-            raise ConfigError(f"{name} ({value}) must be 1 or more")
     if arguments.model is not None and not asks_server:
         raise ConfigError("--model goes with --policy openai:URL; it names a model of that server")
 

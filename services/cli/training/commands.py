@@ -12,7 +12,12 @@ from agent_r1.cli.declare import (
     add_config,
     add_group,
     add_set,
+    integer,
+    number,
 )
+
+MOST_GPUS, MOST_BOXES = 1000, 1000
+"""That `estimate` adds up."""
 
 
 def add_to(commands: Commands) -> None:
@@ -170,10 +175,12 @@ def _add_estimate(commands: Commands) -> None:
     )
     add_config(estimate)
     gpu_help = "judge for GPUs of this size (default: those of this machine, or its CPU)"
-    estimate.add_argument("--gpu-gb", type=float, metavar="GB", help=gpu_help)
+    estimate.add_argument("--gpu-gb", type=number(1), metavar="GB", help=gpu_help)
     gpus_help = "GPUs of a machine (default: those of this one; 1 with --gpu-gb)"
-    estimate.add_argument("--gpus", type=int, metavar="N", help=gpus_help)
+    estimate.add_argument("--gpus", type=integer(1, MOST_GPUS), metavar="N", help=gpus_help)
     memory_help = "memory of a machine (default: what is free on this one; any with --gpu-gb)"
-    estimate.add_argument("--memory-gb", type=float, metavar="GB", help=memory_help)
+    estimate.add_argument("--memory-gb", type=number(1), metavar="GB", help=memory_help)
     boxes_help = "machines of this kind, whose GPUs are counted in a row (default: 1)"
-    estimate.add_argument("--boxes", type=int, default=1, metavar="N", help=boxes_help)
+    estimate.add_argument(
+        "--boxes", type=integer(1, MOST_BOXES), default=1, metavar="N", help=boxes_help
+    )

@@ -35,6 +35,7 @@ from agent_r1.config.gpu_looks import unused_gpus
 from agent_r1.config.gpu_report import verdict_on_gpus
 from agent_r1.config.machine import usable_gpus
 from agent_r1.config.run import Config, load_config
+from agent_r1.config.sources import ConfigError
 from agent_r1_service.config import LoraConfig
 from agent_r1_service.exit_status import EXIT_FAILED
 from agent_r1_service.files.hub import model_folder
@@ -181,11 +182,21 @@ def look_at(
     boxes: int = 1,
     memory_gb: float | None = None,
 ) -> Machine:
-    """Return what this machine has; with `gpu_gb`, what machines with GPUs of this size have."""
+    """Return what this machine has; with `gpu_gb`, what machines with GPUs of this size have.
+
+    Raises:
+        ConfigError: GPUs are counted, and the size of one is not known.
+    """
     memory = None if memory_gb is None else memory_gb * 1e9
     if gpu_gb is not None:
         return Machine(gpu_gb * 1e9, memory, None, gpus or 1, boxes)
     count = usable_gpus() if config.learner.device != "cpu" else 0
+    if not count and (gpus is not None or boxes > 1):
+        option = "--boxes" if gpus is None else "--gpus"
+        raise ConfigError(
+            f"{option} ({boxes if gpus is None else gpus}) counts GPUs, and this machine has none "
+            "that the run would use; say with --gpu-gb how large one is, or leave it out"
+        )
     return Machine(
         gpu_bytes=min((gpu.memory_bytes for gpu in read_gpus()), default=None) if count else None,
         memory_bytes=free_memory_bytes() if memory is None else memory,

@@ -182,7 +182,6 @@ def test_a_password_on_the_command_line_is_refused(
         (["evaluate", "{file}", "--policy", "{folder}", "--out", "o"], "has no config.json"),
         (["sft", "{file}"], "table [sft] is missing"),
         (["chat", "{folder}"], "is not in a run folder"),
-        (["chat", "{folder}", "--temperature", "-1"], "--temperature (-1.0) must be from 0"),
         (["show", "{folder}"], "has no folder trajectories"),
         (["dead-letters", "list", "{folder}"], "has no config.json; name a run folder"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from agent_r1.config.estimate import (
 from agent_r1.config.run import Config
 from agent_r1.learner.config import GRADIENT_BUCKET, EngineConfig
 from agent_r1_service.config import ModelConfig
+from tests.support.public_models import QWEN2
 
 SIZE = ModelSize(
     weights=1000,
@@ -214,6 +216,38 @@ def test_weights_are_counted_without_loading_them(tiny_base_dir: Path):
 def test_a_folder_without_a_model_is_refused(tmp_path: Path):
     with pytest.raises(ValueError, match=r"has no usable config\.json"):
         read_model_size(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"model_type": "qwen99"}, "has model type `qwen99` but Transformers does not recognize"),
+        ({"model_type": "t5"}, "Unrecognized configuration class"),
+        ({"model_type": "whisper"}, "has no usable config.json"),
+        ({"hidden_size": 10, "num_attention_heads": 3}, "(3) must divide hidden_size (10)"),
+        ({"num_key_value_heads": 3}, "(3) must divide num_attention_heads (4)"),
+        ({"hidden_size": "x"}, "expected int, got str (value: 'x')"),
+        ({"num_attention_heads": 0}, "num_attention_heads (0) must be 1 or more"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers (0) must be 1 or more"),
+        ({"vocab_size": -1}, "vocab_size (-1) must be 1 or more"),
+        ("[1, 2", "is not a valid JSON file"),
+        ("null", "has no usable config.json"),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused_in_one_line(
+    tmp_path: Path, values: dict[str, object] | str, said: str
+):
+    usual = {**QWEN2, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    usual |= {"num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 512}
+    text = values if isinstance(values, str) else json.dumps(usual | values)
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the text is looked at below
+        read_model_size(tmp_path)
+    error = str(caught.value)
+    assert said in error
+    assert f"model.path ({tmp_path})" in error
+    assert "\n" not in error
+    assert len(error) < 500
 
 
 def test_adapters_alone_have_gradients_optimizer_versions_and_state():

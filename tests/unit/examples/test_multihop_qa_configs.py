@@ -168,9 +168,7 @@ def test_the_head_and_the_page_say_how_much_is_left(
     assert first.startswith("memory of the machine") == ("of the machine's memory" in head)
     assert f"the sums have been up to {100 * LARGEST_ERROR:.0f} % too low" in head
     assert re.search(rf"`{file.stem}`(?: leaves)?\s{left} %", PAGE)
-    (remedy,) = re.findall(
-        r"If memory runs out, first: (.*?)(?:  |$| Adapters| Learner| Roll)", head
-    )
+    (remedy,) = re.findall(r"If memory runs out, first: (.*?)(?:  |$| All| Learner| Roll)", head)
     if keys := settings(remedy):
         assert problems(file, [*ppo, *keys], sizes, (int(left) + 1) / 100) == []
     else:
@@ -186,13 +184,39 @@ def test_without_what_makes_it_fit_it_does_not(
     assert any("GPU" in problem for problem in problems(file, smaller, sizes))
 
 
-@pytest.mark.parametrize("name", ["qwen2.5-3b_1x80gb", "qwen3-4b_1x80gb"])
-def test_adapters_alone_fit_without_offload(name: str, sizes: dict[tuple[str, bool], ModelSize]):
-    file = EXAMPLE / "configs" / f"{name}.toml"
-    (line,) = re.findall(r"Adapters alone fit without offload:\n(.*)", file.read_text())
-    lora = settings(line)
-    assert "learner.offload=none" in lora
-    assert problems(file, lora, sizes) == []
+@each_box
+def test_what_a_head_says_of_methods_is_so(file: Path, sizes: dict[tuple[str, bool], ModelSize]):
+    head = file.read_text().partition("\nextends")[0].replace("\n#", "")
+    claims = re.findall(CLAIM, head)
+    # Nothing fits, and no keys are named, but by one of the sentences that are looked at.
+    assert len(re.findall(r"\bfits?\b", head)) == 1 + len(claims)
+    known = [keys for _, _, _, keys in claims] + re.findall(
+        r"PPO needs as well: (.*?) +Every", head
+    )
+    known += re.findall(r"If memory runs out, first: ((?:--set \S+ ?)*)", head)
+    assert head.count("--set") == sum(keys.count("--set") for keys in known)
+    assert re.search(r"Every method (then )?fits", head)
+    for without, left, warning, keys in claims:
+        for method in PAPER:
+            chosen = [*options(file, method), *settings(keys)]
+            assert (problems(file, chosen, sizes) == []) == (without == "" or method != "ppo")
+            if method == "ppo" and without:
+                continue
+            assert problems(file, chosen, sizes, int(left) / 100) == []
+            if warning:
+                assert problems(file, chosen, sizes, (int(left) + 1) / 100) != []
+        assert bool(warning) == (int(left) < 100 * RESERVE)
+        assert "learner.offload=none" in keys
+        if warning:
+            assert re.search(rf"`{file.stem}`\s+leaves\s+{left} %", PAGE)
+
+
+CLAIM = re.compile(
+    r"(?:Every method|All (but PPO)) fits? [^.:]*too[^.:]*\. They leave (\d+) %(?: or more)? then"
+    rf"(, and the sums have been up to {100 * LARGEST_ERROR:.0f} % too low)?:"
+    r"\s+((?:--set \S+ ?)+)"
+)
+"""Who fits with other keys too, what they leave, whether that is little, and the keys."""
 
 
 @each_box

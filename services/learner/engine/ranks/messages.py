@@ -73,7 +73,12 @@ def _runs_on_cpu(config: EngineConfig) -> bool:
 def _has_sliding_layers(folder: Path) -> bool:
     """Say whether layers of a model look back a limited number of tokens (Gemma 3, Mistral 0.1)."""
     path = folder / "config.json"
-    values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    try:
+        values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as exc:
+        raise ValueError(f"{path} is no JSON ({exc}); copy the model again") from exc
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} is no JSON object; copy the model again")
     if values.get("layer_types"):
         return "sliding_attention" in values["layer_types"]
     return bool(values.get("sliding_window") and values.get("use_sliding_window", True))

@@ -85,17 +85,9 @@ def command(file: Path, *more: str) -> list[str]:
     return ["evaluate", str(file), "--policy", str(model), "--out", str(out), *more]
 
 
-@pytest.mark.parametrize(
-    ("attempts", "message"),
-    [
-        ("4", "--attempts (4) with evaluation.temperature 0 would get the same answer each time"),
-        ("0", "--attempts (0) must be 1 or more"),
-    ],
-)
-def test_attempts_that_make_no_sense_are_refused(
-    file: Path, capsys: pytest.CaptureFixture[str], attempts: str, message: str
-):
-    assert cli.main(command(file, "--attempts", attempts)) == 2
+def test_attempts_that_make_no_sense_are_refused(file: Path, capsys: pytest.CaptureFixture[str]):
+    message = "--attempts (4) with evaluation.temperature 0 would get the same answer each time"
+    assert cli.main(command(file, "--attempts", "4")) == 2
     assert capsys.readouterr().err.startswith(f"agent-r1: error: {message}")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1.cli.main import main
+from agent_r1.cli.training import estimate
 from agent_r1.cli.training.dry_run import (
     Measured,
     Plan,
@@ -60,6 +61,33 @@ def test_a_run_that_fits_is_summed_up(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "model: 0.7M weights, " in printed
     for title in ("learner, 1 rank on the CPU", "rollout, 1 server on", "disk", "it fits"):
         assert title in printed
+
+
+@pytest.mark.parametrize("option", ["--gpus", "--boxes"])
+def test_gpus_that_are_counted_must_be_there(
+    option: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(estimate, "usable_gpus", lambda: 0)
+    file = write_scene(tmp_path / "example")
+    assert main(["estimate", str(file), option, "4"]) == 2
+    said = f"{option} (4) counts GPUs, and this machine has none"
+    assert said in capsys.readouterr().err
+
+
+def test_a_broken_configuration_of_the_model_is_said_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    file = write_scene(tmp_path / "example")
+    broken = file.parent / "model" / "config.json"
+    broken.unlink()  # a link to the committed model's
+    for text in ('{"model_type": ', "null"):
+        broken.write_text(text)
+        assert main(["estimate", str(file)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"{broken} is no JSON" in line
 
 
 def test_figures_for_gpus_say_that_they_are_unverified(
