@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 FIRST_DELAY_S = 0.05
 LONGEST_DELAY_S = 5.0
+AWAY_S = 1.5
+"""Redis was away where nobody had an answer for so long, or for half a lease."""
 SOCKET_TIMEOUT_S = 30.0
 MAX_CONNECTIONS = 32
 """Connections of one process; an operation beyond them waits for one to be free."""
@@ -155,6 +157,8 @@ class RedisConnection:
     """The URL without its password, for messages."""
     answers_since: float = field(default_factory=time.monotonic)
     """`time.monotonic` since when Redis has answered without an outage that was noticed."""
+    _answered: float = field(default_factory=time.monotonic, init=False)
+    """When it last did."""
     _commits: SharedCommits = field(init=False)
 
     def __post_init__(self) -> None:
@@ -268,9 +272,14 @@ class RedisConnection:
                 await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
                 delay_s = min(delay_s * 2, LONGEST_DELAY_S)
                 continue
+            now = time.monotonic()
             if waiting:
-                self.answers_since = time.monotonic()
                 logger.warning("redis answers again operation=%s", what)
+                # One connection that was idle while Redis restarted fails long after: others had
+                # their answers meanwhile, and leases were renewed.
+                if now - self._answered > min(AWAY_S, self.lease_s / 2):
+                    self.answers_since = now
+            self._answered = now
             if task and task.cancelling() > cancellations:
                 # redis-py sends inside `asyncio.wait_for`, which in Python 3.11 loses a
                 # cancellation that meets the end of what it waits for.

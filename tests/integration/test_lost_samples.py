@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from redis import exceptions as redis_errors
 
 from agent_r1.learner.train import Learner
 from agent_r1_proto.failures import FailureBoard
@@ -82,6 +83,30 @@ async def test_a_loss_is_found_one_to_two_leases_after_redis_answers_again(
         assert await found_by(lost, {key}, 4 * LEASE_S) == {key}
         # The first comparison after 1 lease, the second half a lease later.
         assert 1.5 * LEASE_S <= time.monotonic() - started < 2 * LEASE_S
+
+
+async def test_a_connection_that_is_stale_long_after_a_restart_is_no_outage(
+    redis_url: str, run_id: str
+):
+    async with await Broker.connect(redis_url, run_id, lease_s=4.0) as broker:
+
+        async def fail_for(seconds: float, *, others_answer: bool) -> None:
+            ended = time.monotonic() + seconds
+
+            async def ping() -> None:
+                if time.monotonic() < ended:
+                    if others_answer:
+                        await broker.retrying(broker.redis.ping, "another connection")
+                    raise redis_errors.ConnectionError("Connection closed by server.")
+                await broker.redis.ping()
+
+            await broker.retrying(ping, "ping")
+
+        since = broker.answers_since
+        await fail_for(0.2, others_answer=True)
+        assert broker.answers_since == since
+        await fail_for(2.0, others_answer=False)  # longer than AWAY_S
+        assert broker.answers_since > since
 
 
 async def test_a_client_misses_its_own_questions_only(redis_url: str, run_id: str):

@@ -24,10 +24,13 @@ MAGIC = {
     b"PK\x03\x04": "a zip archive or an Excel file",
     b"SQLite format 3\0": "an SQLite database",
     b"version https://git-lfs": "a Git LFS pointer and not the file itself",
+    # That of UTF-32 begins with that of UTF-16.
+    codecs.BOM_UTF32_LE: "UTF-32 text",
+    codecs.BOM_UTF32_BE: "UTF-32 text",
     codecs.BOM_UTF16_LE: "UTF-16 text",
     codecs.BOM_UTF16_BE: "UTF-16 text",
 }
-CONVERT_UTF16 = "save it as UTF-8: iconv -f UTF-16 -t UTF-8 FILE > OUT"
+_CONVERT = "save it as UTF-8: iconv -f {name} -t UTF-8 FILE > OUT"
 REMEDIES = {
     b"PAR1": 'convert it: pandas.read_parquet(FILE).to_json(OUT, orient="records", lines=True); '
     "if it holds tasks, give its name the suffix .parquet instead",
@@ -35,8 +38,10 @@ REMEDIES = {
     b"\x1f\x8b": "rename it to .gz",
     b"\x28\xb5\x2f\xfd": "unpack it: zstd -d FILE",
     b"version https://git-lfs": "fetch it: git lfs pull",
-    codecs.BOM_UTF16_LE: CONVERT_UTF16,
-    codecs.BOM_UTF16_BE: CONVERT_UTF16,
+    codecs.BOM_UTF32_LE: _CONVERT.format(name="UTF-32"),
+    codecs.BOM_UTF32_BE: _CONVERT.format(name="UTF-32"),
+    codecs.BOM_UTF16_LE: _CONVERT.format(name="UTF-16"),
+    codecs.BOM_UTF16_BE: _CONVERT.format(name="UTF-16"),
 }
 _FROM_SAVED = "convert it: datasets.load_from_disk(FOLDER).to_json(OUT)"
 ENCODINGS = (
@@ -95,8 +100,8 @@ def read_text(path: Path) -> str:
         ValueError: it is not UTF-8; the text has line and remedy.
     """
     data = path.read_bytes()
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise ValueError(f"it is UTF-16 text; {CONVERT_UTF16}")
+    if marked := _marked(data):
+        raise ValueError(marked)
     try:
         return "\n".join(data.decode("utf-8-sig").replace("\r\n", "\n").split("\r"))
     except UnicodeDecodeError as exc:
@@ -172,12 +177,19 @@ def _excerpt(text: str) -> str:
     return text[max(0, at - 5) : at + _SHOWN_CHARS].split("\n")[0].strip()
 
 
+def _marked(data: bytes) -> str | None:
+    """Say of which other encoding a byte order mark is; None without such a mark."""
+    marks = (mark for mark, name in MAGIC.items() if name.endswith(" text"))
+    mark = next((mark for mark in marks if data.startswith(mark)), None)
+    return None if mark is None else f"it is {MAGIC[mark]}; {REMEDIES[mark]}"
+
+
 def null_bytes(data: bytes) -> str | None:
     """Say what null bytes are in a file that should be text; None where it has none."""
     if b"\0" not in data:
         return None
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return f"it is UTF-16 text; {CONVERT_UTF16}"
+    if marked := _marked(data):
+        return marked
     line = data.count(b"\n", 0, data.index(b"\0")) + 1
     if data.count(b"\0") * 4 > len(data):  # every other byte of letters, digits and spaces
         order = "BE" if data.startswith(b"\0") else "LE"

@@ -295,7 +295,7 @@ async def episode_looks(
         yield Look("episodes", "", notes=[text])
     elif len(worth) == 2:
         yield _compared(worth["passing"], worth["failing"])
-    silent = sorted(runner.specs.keys() - called) if worth else []
+    silent = sorted(runner.specs.keys() - called)
     if silent:
         text = f"no episode calls {', '.join(silent)}, so nothing shows that it answers; add a call"
         yield Look("tools", "", notes=[text])

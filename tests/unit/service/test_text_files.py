@@ -155,6 +155,17 @@ def test_utf_16_is_called_by_its_name(path: Path, encoding: str):
         read_file(file)
 
 
+@pytest.mark.parametrize("encoding", ["utf-32-le", "utf-32-be"])
+def test_utf_32_is_not_taken_for_utf_16(path: Path, encoding: str):
+    path.write_bytes(("\ufeff" + line(1)).encode(encoding))
+    with pytest.raises(TaskFileError, match=r"tasks.jsonl is UTF-32 text .*iconv -f UTF-32 "):
+        read_task_file(path)
+    file = path.with_name("run.toml")
+    file.write_bytes("\ufeff[run]\n".encode(encoding))
+    with pytest.raises(ConfigError, match=r"run.toml: it is UTF-32 text; .*iconv -f UTF-32 "):
+        read_file(file)
+
+
 def test_the_first_ten_bad_lines_are_shown_and_all_are_counted(path: Path):
     # Of 30 lines, every even one lacks its prompt: 15 bad ones, from the second to the thirtieth.
     lines = [line(n) if n % 2 else json.dumps({"id": f"q{n}"}) + "\n" for n in range(1, 31)]

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import pytest
 
 from agent_r1.cli.task.episodes import read_episode
-from agent_r1.cli.task.validate import Line, _unanswered, data_looks, number_notes, repeated
+from agent_r1.cli.task.validate import (
+    Line,
+    _unanswered,
+    data_looks,
+    episode_looks,
+    number_notes,
+    repeated,
+)
 from agent_r1.config.run import load_config
 from agent_r1.config.sources import ConfigError
 from agent_r1.reward.config import RewardConfig
@@ -135,6 +143,13 @@ def test_an_episode_that_cannot_be_read_says_what_to_write(tmp_path: Path, text:
 def test_an_episode_that_is_missing_is_named(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"gone\.json cannot be read: No such file"):
         read_episode(tmp_path / "gone.json")
+
+
+async def test_without_episodes_nothing_shows_that_a_tool_answers():
+    config: Any = SimpleNamespace(episodes=SimpleNamespace(passing=None, failing=None))
+    runner: Any = SimpleNamespace(specs={"half": None, "boom": None})
+    notes = [note async for look in episode_looks(config, runner, []) for note in look.notes]
+    assert notes[-1].startswith("no episode calls boom, half, so nothing shows that it answers")
 
 
 def test_a_tool_whose_every_call_ended_in_an_error_is_named():
