@@ -36,8 +36,10 @@ MAX_WORKERS = min(4, os.cpu_count() or 1)
 
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])(?!\s*\{)")
-_CHOICE = re.compile(r"\s+(?!a\b)([^\W\d_])(?![\w'])")
-_COMMAND = re.compile(r"\s*(?:(?!\\[dt]?frac)(\\[a-zA-Z]+(?:\s?\{[^{}]*\}|\s?\d)*))")
+_CHOICE = re.compile(r"\s+\(?(?!a\b)([^\W\d_])(?![\w'])")
+_COMMAND = re.compile(
+    r"\s*(?!\\[dt]?frac)(\\[a-zA-Z]+(?:\[\w{0,9}\])?(?:\s?\{[^{}]*\}|\s?[\da-zA-Z](?!\w))*)"
+)
 _BRACE = re.compile(r"(?<!\\)[{}]")
 _HASHES = re.compile(r"####\s*(\S[^\n]*)")
 

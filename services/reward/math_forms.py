@@ -146,7 +146,7 @@ _MINUS_WORD = re.compile(
     rf"\b(?:minus|negative)[ \t]+(?={_OPENING}?\s*(?:{_CURRENCY})?\.?\d)", re.IGNORECASE
 )
 _PUNCTUATION = re.compile(
-    rf"((?<![\\\w])[^\W\d_](?:[^\W\d_]|['\u2019])*[^\W\d_][)\]\"'\u201d\u2019]*)"
+    rf"((?<![\\\w])[^\W\d_](?:[^\W\d_]|['\u2019]){{0,40}}[^\W\d_][)\]\"'\u201d\u2019]*)"
     rf"[^\S\n]+[{_DASHES}][^\S\n]+"
 )
 _MAX_LINE = 200
@@ -159,10 +159,20 @@ _DASH_BEFORE = re.compile(
     rf"(?P<dash>-|\b(?:minus|(?<!-)negative))(?P<gap>{_GAP})\Z", re.IGNORECASE
 )
 _SPACED = re.compile(rf"(?:\s|{_SPACING})+\Z")
-_OPERAND = re.compile(
-    r"(?:[\d)\]}%!\u00b0|'\u2032\u00b2\u00b3]|(?<![^\W\d_])[^\W\d_]|\\[a-zA-Z]+)\Z"
+_SYMBOLS = (
+    r"alpha|beta|gamma|delta|(?:var)?epsilon|zeta|eta|(?:var)?theta|kappa|lambda|mu|nu|xi|pi|rho"
+    r"|sigma|tau|(?:var)?phi|chi|psi|omega|infty|ell|hbar|[cl]?dots"
 )
-"""What a minus behind it is subtracted from: 10, x, \\pi, (a + b), 5!"""
+_OPERAND = re.compile(
+    r"(?:[\d)\]}%!\u00b0|'\u2032\u00b2\u00b3\u221e€£¥₹]|(?<![^\W\d_])[^\W\d_]"
+    rf"|\\(?:{_SYMBOLS})|[\d)\]}}$][ \t]*[^\W\d_]{{1,40}})\Z",
+    re.IGNORECASE,
+)
+"""What a minus behind it is subtracted from: 10, x, \\pi, (a + b), 5!, 10 apples"""
+_FORMULA = re.compile(r"(?:\\[(\[]|(?<![^\s])\${1,2})\Z")
+"""Where a formula begins: $ with nothing before it but a blank."""
+_END_OF_FORMULA = ("$", r"\)", r"\]")
+_WORDS = re.compile(r"\\(?:text|mbox|mathrm)[a-z]{0,6}\{([^{}]*)\}\Z")
 _LAST_WORD = re.compile(r"(?<![\w-])[^\W\d_]{2,}\Z")
 _BEFORE_NUMBERS = re.compile(
     "is|are|be|was|equals?|gives?|gets?|to|as|so|thus|therefore|hence|or|and", re.IGNORECASE
@@ -226,18 +236,23 @@ def _is_sign(before: str, dash: re.Match[str], *, bullet: bool) -> bool:
     """Return whether a dash is the sign of what follows, and not a minus, a bullet or a hyphen."""
     spaced = bool(re.search(r"\s", dash["gap"]))
     behind = _SPACED.sub("", before)
+    formula = _FORMULA.search(behind)
+    if formula and not dash["gap"].startswith(_END_OF_FORMULA):
+        return True  # it begins a formula
+    if formula:  # which is nothing but the dash
+        behind = _SPACED.sub("", behind[: formula.start()])
+    behind = _WORDS.sub(r"\1", behind.rstrip("$")).rstrip()
     if not behind:
         return not (bullet and spaced)
-    if behind.endswith("$"):
-        if behind.count("$") % 2:
-            return True  # it opens the formula that the sign begins
-        behind = behind[:-1]
-    if _OPERAND.search(behind):
+    if dash["dash"].lower() == "negative":
+        return True
+    if behind[-1] in "-+*/" or _OPERAND.search(behind):
         return False
     word = _LAST_WORD.search(behind)
-    if word is None or dash["dash"] != "-":
-        return word is not None or not behind[-1].isalnum()
-    return behind != before and (not spaced or _BEFORE_NUMBERS.fullmatch(word[0]) is not None)
+    if word is None:
+        return not behind[-1].isalnum()
+    attached = dash["dash"] == "-" and not spaced and behind != before
+    return attached or (_BEFORE_NUMBERS.fullmatch(word[0]) is not None and behind != before)
 
 
 def is_number(text: str) -> bool:

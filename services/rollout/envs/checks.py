@@ -146,4 +146,7 @@ def _is_json(value: object) -> bool:
 def _is_reward(value: object) -> bool:
     if value is None:
         return True
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer that no float holds
+        return False

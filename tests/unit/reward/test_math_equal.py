@@ -64,6 +64,10 @@ def request(text: str, *answers: str, **payload: Any) -> ScoreRequest:
         (r"so \boxed x.", "x"),
         (r"so \boxed\text{A}", r"\text{A}"),
         (r"so \boxed\sqrt2", r"\sqrt2"),
+        (r"so \boxed\sqrt[3]{2}", r"\sqrt[3]{2}"),
+        (r"so \boxed\sqrt x", r"\sqrt x"),
+        (r"so \boxed\text A", r"\text A"),
+        (r"so \boxed (A)", "A"),
         (r"so \boxed \pi", r"\pi"),
         ("put a \\boxed a around it", None),
         (r"\boxed 1, or \boxed{2}", "2"),  # braces say more
@@ -155,6 +159,11 @@ NEGATIVE_BOXES = [
     r"\boldsymbol{-}\boxed{3}",
     r"\mbox{ - }\boxed{3}",
     "-\n\\boxed{3}",
+    r"$x$ \approx -\boxed{3}",
+    r"x \implies -\boxed{3}",
+    r"\text{answer: } -\boxed{3}",
+    r"answer: $-$ $\boxed{3}$",
+    r"it has a negative \boxed{3}",
 ]
 
 
@@ -186,6 +195,15 @@ def test_a_box_keeps_the_minus_that_stands_before_it(written: str):
         r"it's non-negative \boxed{3}",
         r"Final answer - \boxed{3}",
         r"\alpha - \boxed{3}",
+        r"10 apples minus \boxed{3} apples",
+        r"10 apples -\boxed{3}",
+        r"$10$ $-$ $\boxed{3}$",
+        r"10 \(-\) \boxed{3}",
+        r"$$10$$ - \boxed{3}",
+        "10\u20ac - \\boxed{3}",
+        "\u221e - \\boxed{3}",
+        "---\n\\boxed{3}",
+        "***\n\\boxed{3}",
     ],
 )
 def test_a_dash_that_is_no_sign_does_not_get_into_a_box(text: str):

@@ -151,6 +151,10 @@ def returning(step: Any) -> type[ToolEnv]:
             "Mine.step returned turn_reward = inf; it must be a finite number or None",
         ),
         (
+            returning(EnvStep(done=True, turn_reward=10**400)),
+            "Mine.step returned turn_reward = 1000",
+        ),
+        (
             returning(EnvStep(done=True, state_key=("a", 1))),  # type: ignore[arg-type]
             "Mine.step returned state_key = ('a', 1); it must be a text",
         ),

@@ -75,7 +75,7 @@ def _has_sliding_layers(folder: Path) -> bool:
     path = folder / "config.json"
     try:
         values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise ValueError(f"{path} is no JSON ({exc}); copy the model again") from exc
     if not isinstance(values, dict):
         raise ValueError(f"{path} is no JSON object; copy the model again")

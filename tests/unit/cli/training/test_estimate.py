@@ -83,7 +83,7 @@ def test_a_broken_configuration_of_the_model_is_said_in_one_line(
     file = write_scene(tmp_path / "example")
     broken = file.parent / "model" / "config.json"
     broken.unlink()  # a link to the committed model's
-    for text in ('{"model_type": ', "null"):
+    for text in ('{"model_type": ', "null", "[" * 5000):
         broken.write_text(text)
         assert main(["estimate", str(file)]) == 2
         (line,) = capsys.readouterr().err.splitlines()
@@ -194,7 +194,7 @@ def test_keys_that_leave_less_are_proposed_where_no_others_fit(
     for key in ("learner.gpu_memory_share", "placement.rollout_replicas", "learner.ranks"):
         assert key in by_hand
     assert lines[first + 1 : first + 4] == [
-        "it fits with 4 % to spare; the sums have been up to 26 % too low, with:",
+        "it fits with 4 % to spare; the sums have been up to 21 % too low, with:",
         "  --set rollout.gpu_memory_utilization=0.3",
         "  --set learner.gpu_memory_share=0.65",
     ]
@@ -204,7 +204,7 @@ def test_keys_that_leave_less_are_proposed_where_no_others_fit(
     ("gpu_gb", "said"),
     [
         ("92", "it fits"),
-        ("80", "it fits, with 8 % to spare; the sums have been up to 26 % too low"),
+        ("80", "it fits, with 8 % to spare; the sums have been up to 21 % too low"),
     ],
 )
 def test_little_to_spare_is_said(
@@ -220,9 +220,9 @@ def test_little_to_spare_is_said(
     [
         (0.5, "it fits"),
         (0.2, "it fits"),
-        (0.19, "it fits, with 19 % to spare; the sums have been up to 26 % too low"),
-        (0.055, "it fits, with 5 % to spare; the sums have been up to 26 % too low"),
-        (0.0, "it fits, with 0 % to spare; the sums have been up to 26 % too low"),
+        (0.19, "it fits, with 19 % to spare; the sums have been up to 21 % too low"),
+        (0.055, "it fits, with 5 % to spare; the sums have been up to 21 % too low"),
+        (0.0, "it fits, with 0 % to spare; the sums have been up to 21 % too low"),
     ],
 )
 def test_a_verdict_has_what_is_left_where_that_is_little(spare: float, said: str):
@@ -231,9 +231,9 @@ def test_a_verdict_has_what_is_left_where_that_is_little(spare: float, said: str
 
 def test_the_largest_error_is_that_of_the_committed_figures():
     rows = json.loads((FIGURES / "estimate.json").read_text())
-    # deep: 1652.7 MB were measured, 1346.8 estimated; their quotient is 1.227. Measured again, it
-    # was 1694.5 MB: 1.258.
-    assert max(row["peak_mb"] / row["estimated_peak_mb"] - 1 for row in rows) <= LARGEST_ERROR
+    # deep: 1652.7 MB were measured, 1346.8 estimated, which is 18.5 % less. Measured again, it was
+    # 1694.5 MB: 20.5 % less.
+    assert max(1 - row["estimated_peak_mb"] / row["peak_mb"] for row in rows) <= LARGEST_ERROR
 
 
 def test_a_rank_may_not_exceed_the_share_that_the_servers_leave(large: Config):
