@@ -33,8 +33,11 @@ WAIT_S = 30.0
 def copy_of(folder: Path) -> Path:
     """Copy a run folder and its data, as for an experiment or from a backup."""
     copy = folder.with_name("copy")
-    shutil.copytree(folder, copy)
-    shutil.copytree(folder.with_name(folder.name + "-data"), folder.with_name("copy-data"))
+    # Of a run that goes on: without files that are being written.
+    passing = shutil.ignore_patterns("*.tmp", "*.tmp.*")
+    shutil.copytree(folder, copy, ignore=passing)
+    data = folder.with_name(folder.name + "-data")
+    shutil.copytree(data, folder.with_name("copy-data"), ignore=passing)
     return copy
 
 

@@ -179,7 +179,7 @@ def test_a_record_that_does_not_fit_is_named(
         ("[{}", ":1 (record 1): the array is not closed after it"),
         ('{"a": 1}\n\n{}', ":2: the line is empty"),
         ('{"a": 1}\n{"a": }', ":2: not JSON: Expecting value at column 7"),
-        ("\udcff", ":1: not UTF-8"),
+        ("\udcff", ": line 1: Invalid UTF-8 (0xff at byte"),
     ],
 )
 def test_a_broken_file_is_named_by_line(
