@@ -159,13 +159,15 @@ _DASH_BEFORE = re.compile(
     rf"(?P<dash>-|\b(?:minus|(?<!-)negative))(?P<gap>{_GAP})\Z", re.IGNORECASE
 )
 _SPACED = re.compile(rf"(?:\s|{_SPACING})+\Z")
+_COPULAS = "is|are|be|was|equals?|gives?|gets?|to|as|so|thus|therefore|hence|or|and"
+"""Words behind which a minus between blanks is a sign; behind others it is a dash."""
 _SYMBOLS = (
     r"alpha|beta|gamma|delta|(?:var)?epsilon|zeta|eta|(?:var)?theta|kappa|lambda|mu|nu|xi|pi|rho"
     r"|sigma|tau|(?:var)?phi|chi|psi|omega|infty|ell|hbar|[cl]?dots"
 )
 _OPERAND = re.compile(
     r"(?:[\d)\]}%!\u00b0|'\u2032\u00b2\u00b3\u221e€£¥₹]|(?<![^\W\d_])[^\W\d_]"
-    rf"|\\(?:{_SYMBOLS})|[\d)\]}}$][ \t]*[^\W\d_]{{1,40}})\Z",
+    rf"|\\(?:{_SYMBOLS})|[\d$][ \t]*(?!(?:{_COPULAS})\Z)[^\W\d_]{{1,40}})\Z",
     re.IGNORECASE,
 )
 """What a minus behind it is subtracted from: 10, x, \\pi, (a + b), 5!, 10 apples"""
@@ -174,10 +176,6 @@ _FORMULA = re.compile(r"(?:\\[(\[]|(?<![^\s])\${1,2})\Z")
 _END_OF_FORMULA = ("$", r"\)", r"\]")
 _WORDS = re.compile(r"\\(?:text|mbox|mathrm)[a-z]{0,6}\{([^{}]*)\}\Z")
 _LAST_WORD = re.compile(r"(?<![\w-])[^\W\d_]{2,}\Z")
-_BEFORE_NUMBERS = re.compile(
-    "is|are|be|was|equals?|gives?|gets?|to|as|so|thus|therefore|hence|or|and", re.IGNORECASE
-)
-"""Words behind which a minus between blanks is a sign; behind others it is a dash."""
 _ELLIPSIS = re.compile(r"(?<![\d.])\.{2,}(?=\d)")
 _AROUND = ' \t\n=\u2248:;,.\u2026"\u201c\u201d'
 _BEFORE = re.compile(
@@ -252,7 +250,9 @@ def _is_sign(before: str, dash: re.Match[str], *, bullet: bool) -> bool:
     if word is None:
         return not behind[-1].isalnum()
     attached = dash["dash"] == "-" and not spaced and behind != before
-    return attached or (_BEFORE_NUMBERS.fullmatch(word[0]) is not None and behind != before)
+    return attached or (
+        re.fullmatch(_COPULAS, word[0], re.IGNORECASE) is not None and behind != before
+    )
 
 
 def is_number(text: str) -> bool:

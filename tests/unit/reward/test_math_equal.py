@@ -164,12 +164,15 @@ NEGATIVE_BOXES = [
     r"\text{answer: } -\boxed{3}",
     r"answer: $-$ $\boxed{3}$",
     r"it has a negative \boxed{3}",
+    r"at 5 is -\boxed{3}",
+    r"f(2) equals -\boxed{3}",
+    r"5 and -\boxed{3}",
 ]
 
 
 @pytest.mark.parametrize("written", NEGATIVE_BOXES)
 def test_a_box_keeps_the_minus_that_stands_before_it(written: str):
-    for text in ("{}", "The answer is {}", "so $x =$ {}."):
+    for text in ("{}", "The answer is {}", "so $x =$ {}.", "for x = 5 it is {}", "7 - 10 = {}"):
         assert math_answer(read_turn(text.replace("{}", written))) == "-3"
 
 
