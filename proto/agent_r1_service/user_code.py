@@ -142,7 +142,7 @@ def _unreadable(module: str, exc: Exception) -> str | None:
     for file in [Path(named)] if named else _files_imported(module, exc):
         with contextlib.suppress(OSError):
             if problem := _text_problem(file, exc):
-                return f"{type(exc).__name__}: {file}: {problem}"
+                return f"SyntaxError: {file}: {problem}"  # older Pythons: ValueError
     return None
 
 
