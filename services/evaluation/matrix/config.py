@@ -115,6 +115,7 @@ class DecodeEntry(StrictConfig):
                 )
         if self.tokens_of is not None and self.calls_of is not None:
             raise ValueError(f"decode {self.label!r} has tokens_of and calls_of; keep one of them")
+        self.decoding(lambda named: named or "")  # refuses what no rollout server can do
         return self
 
     def decoding(self, scorer_of: Callable[[str | None], str]) -> Decoding | None:
