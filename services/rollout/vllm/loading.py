@@ -64,8 +64,7 @@ class DenseWeights(EngineWeights):
         """Let the engine's processes map the files."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
-        aliases = dict(self._layout.aliases) if self._own_lm_head else {}
-        locations = [str(file) for file in files]
+        locations, aliases = [str(file) for file in files], dict(self._layout.aliases)
         request = WeightTransferInitRequest({"locations": locations, "aliases": aliases})
         await engine.init_weight_transfer_engine(request)
 

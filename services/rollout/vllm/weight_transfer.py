@@ -7,7 +7,7 @@ policy.py drives the phases: init (map the files, while generation continues), s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,7 @@ class FileInitInfo(WeightTransferInitInfo):
     locations: list[str]
     """Paths of safetensors files that together hold every tensor once."""
     aliases: dict[str, str]
-    """Name the model asks for -> name of the tensor in the files that fills it."""
+    """Name that a model may have too -> name of the tensor in the files that fills it."""
 
 
 @dataclass
@@ -121,16 +121,18 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
         """
         wanted = {name for name, _ in self.model.named_parameters()}
         load_weights: Any = self.model.load_weights
-        filled: set[str] | None = load_weights(self._tensors())
+        filled: set[str] | None = load_weights(self._tensors(wanted))
         if filled is not None and (missing := wanted - filled):
             raise RuntimeError(
                 f"weight files leave {len(missing)} parameters unfilled, first: {min(missing)}"
             )
 
-    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def _tensors(self, wanted: Set[str]) -> Iterator[tuple[str, torch.Tensor]]:
         for name, opened in self._file_of.items():
             yield name, opened.get_tensor(name)
-        for alias, name in self._aliases.items():
+        # Also of an lm_head that is the embedding: while weights are loaded, the two are apart.
+        for alias in self._aliases.keys() & wanted:
+            name = self._aliases[alias]
             yield alias, self._file_of[name].get_tensor(name)
 
     def finish_weight_update(self) -> None:

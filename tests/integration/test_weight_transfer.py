@@ -1,0 +1,79 @@
+"""Filling a model whose lm_head is its embedding, as engines on GPUs have it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
+from vllm.model_executor.models.utils import AutoWeightsLoader
+
+from agent_r1.rollout.vllm.weight_transfer import FileInitInfo, FileWeightTransferEngine
+
+pytestmark = pytest.mark.vllm
+ALIASES = {"lm_head.weight": "embed.weight"}
+
+
+class Model(torch.nn.Module):
+    """An embedding, a layer, and a head, which vLLM ties after it has made both."""
+
+    def __init__(self, *, tied: bool) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(4, 2)
+        self.layer = torch.nn.Linear(2, 2, bias=False)
+        self.lm_head = torch.nn.Linear(2, 4, bias=False)
+        if tied:
+            self.lm_head.weight = self.embed.weight
+        record_metadata_for_reloading(self)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        return AutoWeightsLoader(self).load_weights(weights)
+
+
+class Headless(Model):
+    """A model that uses its embedding as a head, without another name for it."""
+
+    def __init__(self) -> None:
+        super().__init__(tied=False)
+        del self.lm_head
+
+
+def update(model: Model, folder: Path, files: dict[str, torch.Tensor]) -> None:
+    save_file(files, folder / "weights.safetensors")
+    vllm_config: Any = SimpleNamespace(parallel_config=None, model_config=None)
+    engine = FileWeightTransferEngine(cast("Any", None), vllm_config, torch.device("cpu"), model)
+    engine.init_transfer_engine(FileInitInfo([str(folder / "weights.safetensors")], ALIASES))
+    engine.start_weight_update()
+    engine.update_weights({})
+    engine.finish_weight_update()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_embedding_and_head_get_the_same_new_values_in_place(tmp_path: Path, tied: bool):
+    model = Model(tied=tied)
+    before = {name: one.data_ptr() for name, one in model.named_parameters(remove_duplicate=False)}
+    new = {"embed.weight": torch.arange(8.0).view(4, 2), "layer.weight": torch.eye(2)}
+    update(model, tmp_path, new)
+    assert torch.equal(model.embed.weight, new["embed.weight"])
+    assert torch.equal(model.lm_head.weight, new["embed.weight"])
+    assert torch.equal(model.layer.weight, new["layer.weight"])
+    after = {name: one.data_ptr() for name, one in model.named_parameters(remove_duplicate=False)}
+    assert after == before  # where CUDA graphs read them
+    assert (model.lm_head.weight is model.embed.weight) == tied
+
+
+def test_a_model_without_a_head_of_its_own_takes_no_alias(tmp_path: Path):
+    model = Headless()
+    new = {"embed.weight": torch.ones(4, 2), "layer.weight": torch.eye(2)}
+    update(model, tmp_path, new)
+    assert torch.equal(model.embed.weight, new["embed.weight"])
+
+
+def test_a_parameter_that_the_files_leave_out_is_named(tmp_path: Path):
+    with pytest.raises(RuntimeError, match=r"1 parameters unfilled, first: layer\.weight"):
+        update(Model(tied=True), tmp_path, {"embed.weight": torch.ones(4, 2)})
