@@ -34,9 +34,6 @@ def start_engine(settings: VllmSettings, facts: ModelFacts, work: EngineWork) ->
     args.block_size = BLOCK
     args.max_num_batched_tokens = args.max_num_batched_tokens or BATCHED_TOKENS
     args.distributed_executor_backend = UniProcExecutor
-    if facts.tied and settings.lora is None:  # an engine on a CPU packs its lm_head
-        for name, value in engine_process.own_lm_head_args().items():
-            setattr(args, name, value)
     runner = choose_model_runner(settings.model_runner, on_cpu=False)
     started = engine_process.launch_engine(args, settings, work, runner, forks=True)
     assert started.model_runner == "v2"

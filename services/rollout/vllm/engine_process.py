@@ -40,8 +40,6 @@ class StartedEngine:
     engine: Any
     """vLLM's AsyncLLM."""
     model_runner: ModelRunner
-    own_lm_head: bool
-    """It has an lm_head of its own where the model ties it to the embedding; it must be filled."""
     sends_whole_answers: bool
     """Tokens arrive when their answer is finished, not one by one."""
     description: str
@@ -112,7 +110,6 @@ def launch_engine(
     return StartedEngine(
         engine,
         model_runner=chosen,
-        own_lm_head=args.load_format == "dummy",
         sends_whole_answers=args.scheduler_cls is not None,
         description=_describe(config),
     )
@@ -184,15 +181,7 @@ def _cpu_args(settings: VllmSettings, facts: ModelFacts) -> dict[str, Any]:
     if settings.tensor_parallel_size == 1:
         # By default a CPU engine puts its one worker into a third process.
         arguments["distributed_executor_backend"] = UniProcExecutor
-    if facts.tied and settings.lora is None:
-        arguments |= own_lm_head_args()
     return arguments
-
-
-def own_lm_head_args() -> dict[str, Any]:
-    """Return the arguments of an engine with an lm_head of its own for a tied model."""
-    # The checkpoint has no lm_head; the policy loads all of it a moment later.
-    return {"hf_overrides": {"tie_word_embeddings": False}, "load_format": "dummy"}
 
 
 @contextmanager

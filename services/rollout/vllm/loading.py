@@ -45,20 +45,18 @@ class DenseWeights(EngineWeights):
 
     Args:
         layout: of the model.
-        own_lm_head: the engine has an lm_head of its own where the model ties it to the embedding.
     """
 
-    def __init__(self, layout: ModelLayout, *, own_lm_head: bool) -> None:
+    def __init__(self, layout: ModelLayout) -> None:
         self._layout = layout
-        self._own_lm_head = own_lm_head
 
     def request(self) -> Any:
         """Return None."""
         return None
 
     def first_files(self) -> Sequence[Path]:
-        """Return the model's own files, where its tied lm_head must be filled too."""
-        return self._layout.files if self._own_lm_head else []
+        """Return nothing."""
+        return ()
 
     async def stage(self, engine: Any, policy_version: int, files: Sequence[Path]) -> None:
         """Let the engine's processes map the files."""

@@ -317,7 +317,7 @@ class VllmPolicy(Policy):
         started = await asyncio.to_thread(start_engine, self._settings, facts, self._work)
         self._started, self.engine = started, started.engine
         if self._settings.lora is None:
-            self._weights = DenseWeights(facts.layout, own_lm_head=started.own_lm_head)
+            self._weights = DenseWeights(facts.layout)
         else:
             self._weights = AdapterWeights(self._settings.lora, facts.versions)
 

@@ -87,8 +87,6 @@ class ModelFacts:
     layout: ModelLayout
     versions: ModelLayout
     """What a published version has: the model, or its adapter alone."""
-    tied: bool
-    """The output layer shares the embedding."""
     eos_token_ids: tuple[int, ...]
     vocab_size: int
     max_positions: int | None
@@ -162,13 +160,12 @@ def read_model(settings: VllmSettings) -> ModelFacts:
     except HubError as exc:
         raise PolicySetupError(str(exc)) from exc
     config = _text_config(directory)
-    tied = bool(config.tie_word_embeddings)
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     value_bytes = 4 if settings.dtype == "float32" else 2
     try:
-        layout = read_model_layout(directory, tied=tied)
+        layout = read_model_layout(directory, tied=bool(config.tie_word_embeddings))
         versions = layout if settings.lora is None else adapter_layout(layout, settings.lora)
     except ValueError as exc:
         raise PolicySetupError(str(exc)) from exc
@@ -177,7 +174,6 @@ def read_model(settings: VllmSettings) -> ModelFacts:
         architectures=tuple(config.architectures or ()),
         layout=layout,
         versions=versions,
-        tied=tied,
         eos_token_ids=_end_tokens(directory, config, settings.stop_token_ids),
         vocab_size=config.vocab_size,
         max_positions=getattr(config, "max_position_embeddings", None),
