@@ -305,8 +305,8 @@ def run_variant(name: str, out: Path, device: str, steps: int, timeout_s: float)
     part = Part(f"loop: {name}", outcome, {"steps": len(lines), **found})
     part.seconds = round(time.monotonic() - started, 1)
     part.outcome = with_full_disk(outcome, run)
-    try:
-        part.memory = compare_memory(config, settings, device, watch)
+    try:  # a run that ended before its first step took less than it would have
+        part.memory = compare_memory(config, settings, device, watch) if lines else []
     except (OSError, ValueError) as exc:  # what was found before is worth more
         part.figures["memory"] = f"cannot be compared: {exc}"
     part.figures |= {f"host_gb/{who}": round(size, 3) for who, size in watch.host_gb.items()}

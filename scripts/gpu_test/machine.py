@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,8 @@ PACKAGES = (
     *("flash-attn", "redis", "numpy"),
 )
 COMMAND_TIMEOUT_S = 60.0
+STYLE = re.compile(r"\x1b\[[0-9;]*m")
+"""What nvidia-smi underlines with, for a file too."""
 TORCH = """
 import json, torch
 print(json.dumps({"cuda": torch.version.cuda, "architectures": torch.cuda.get_arch_list(),
@@ -96,4 +99,4 @@ def _run(*command: str) -> str:
     except subprocess.TimeoutExpired:
         return f"{command[0]} did not answer in {COMMAND_TIMEOUT_S:.0f} s"
     (*_, last) = done.stderr.strip().splitlines() or [""]
-    return done.stdout.strip() if done.returncode == 0 else last
+    return STYLE.sub("", done.stdout.strip()) if done.returncode == 0 else last

@@ -23,7 +23,7 @@ def verdict_on_gpus(report: Path = REPORT) -> str:
         if found["outcome"] == "passed":
             errors = {entry["what"]: entry["error"] for entry in found["memory"]}
     if not errors:
-        return "figures for GPUs are unverified: none of them was compared with a GPU"
+        return "figures for GPUs are unverified: no report compares them with a GPU"
     what, error = max(errors.items(), key=lambda item: abs(item[1]))
     where = f"{what}, {error:+.0%} of what {found['machine']['device']} took"
     if abs(error) > TOLERANCE:

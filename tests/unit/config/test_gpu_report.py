@@ -35,7 +35,7 @@ def test_a_run_that_measured_nothing_verifies_nothing(
     tmp_path: Path, errors: dict[str, float], outcome: str
 ):
     said = verdict_on_gpus(write_report(tmp_path / "report.json", errors, outcome))
-    assert "unverified: none of them was compared" in said
+    assert "unverified: no report compares them" in said
 
 
 def test_without_a_report_figures_are_unverified(tmp_path: Path):
