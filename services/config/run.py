@@ -35,7 +35,7 @@ from agent_r1.learner.config import (
 from agent_r1.learner.objective import PRESETS
 from agent_r1.learner.prompt_lengths import PromptFormat, fitting_reader
 from agent_r1.learner.prompts import PromptOrder
-from agent_r1.reward.config import RewardConfig
+from agent_r1.reward.config import RewardConfig, measuring_key
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.tools.kinds import AnyToolConfig
 from agent_r1.tools.search.config import SearchConfig
@@ -124,11 +124,11 @@ class Config(StrictConfig):
                     f"diagnose.sets names {name!r}, and evaluation.sets has "
                     f"{sorted(self.evaluation.sets)}; add its file there or remove the name"
                 )
-        scores = ["reward", *self.reward.components]
-        if self.evaluation.score not in scores:
+        score, measured = self.evaluation.score, ["reward", *self.reward.measured()]
+        if score not in measured:
             raise ValueError(
-                f"evaluation.score ({self.evaluation.score!r}) is none of {scores}; name one of "
-                "them, or add it to reward.components (weight 0.0 leaves it out of the reward)"
+                f"evaluation.score ({score!r}) is none of {measured}, which alone are measured; "
+                f"name one of them, or add {measuring_key(score)} beside them"
             )
         if self.env.max_tokens_per_turn >= self.model.max_context:
             raise ValueError(
@@ -211,7 +211,7 @@ class Config(StrictConfig):
         """Return which scores are shown of this configuration's trajectories."""
         enabled = self.env.enable_tools
         tools = self.tools if enabled is None else enabled
-        return ScoreNames(tuple(self.reward.components), tuple(tools))
+        return ScoreNames(tuple(self.reward.measured()), tuple(tools))
 
 
 @dataclass(frozen=True)

@@ -121,13 +121,13 @@ class Answer(Message):
     prediction: str | None = None
     """The answer that was scored; None when the last turn gives none."""
     em: float | None = None
-    """Exact match; None where the task has no gold answers, as are the next two."""
+    """The component `exact_match`; None where it was not measured, as are the next two."""
     f1: float | None = None
     substring_match: float | None = None
     reward: float | None = None
     """Outcome reward, by the configured rule and weights."""
     components: dict[str, float] = {}
-    """Every reward component by name, unweighted."""
+    """Every reward component that was measured, by name, unweighted."""
     component_tokens: dict[str, int] = {}
     """Tokens that language models read and wrote for reward components, by the component."""
     num_turns: int = 0

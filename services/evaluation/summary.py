@@ -40,7 +40,7 @@ MEASURES = (
 """Numbers of a line that are averaged; `em` is the exact match."""
 RIGHT = ("math_equal", "all_tests_passed", "exact_match")
 """Reward components that are 1.0 for a right answer; the first one that an answer has decides.
-Exact match comes last: every answer with gold answers has it, and the others are asked for."""
+Exact match comes last: it is the default, and the others are asked for."""
 NO_CALLS = Estimate(0.0, 0.0, 0.0)
 """Of a tool that answered no call."""
 RECORDED_FACTS = ("method", "policy", "seed", "temperature", "top_k", "decoding.method")

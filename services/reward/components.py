@@ -56,30 +56,31 @@ _MEASURES: dict[str, BuiltIn] = {
 }
 BUILT_IN = {name: of_read_turns(measure) for name, measure in _MEASURES.items()}
 
-ON_REQUEST: dict[str, Component] = {
+TIMED: dict[str, Component] = {
     "math_equal": math_equal,  # 1.0 when the boxed or final answer equals the payload's, as maths
     "tests_passed": tests_passed,  # share of tests that the last call of code_tests passed
     "all_tests_passed": all_tests_passed,  # 1.0 when it passed them all
 }
-"""Built-in components that are run only when `reward.components` names them, like a user's own: in
-a thread and under `component_timeout_s`."""
+"""Built-in components that are run like a user's own: in a thread and under
+`component_timeout_s`."""
 
 ASKING = {"judge": "judge", "reward_model": "model", "critic": "critic"}
 """Built-in components that ask a language model, and the table under `[reward]` of each."""
 
-NEEDS_ANSWERS = frozenset({"exact_match", "f1", "substring_match"})
-COMPARES_ANSWER = NEEDS_ANSWERS | {"math_equal"}
+COMPARES_WORDS = frozenset({"exact_match", "f1", "substring_match"})
+"""Built-in components that compare the answer with the right one as words."""
+COMPARES_ANSWER = COMPARES_WORDS | {"math_equal"}
 """Built-in components that say nothing without the right answer."""
 
 
 def load_component(name: str) -> Component:
-    """Return a component of ON_REQUEST, or the function that `module:Name` names.
+    """Return a component of TIMED, or the function that `module:Name` names.
 
     Raises:
         ValueError: it cannot be loaded, is no function, or does not take a request.
     """
-    if name in ON_REQUEST:
-        return ON_REQUEST[name]
+    if name in TIMED:
+        return TIMED[name]
     found = import_named(name, f"reward.components ({name})")
     if not callable(found) or isinstance(found, type):
         raise ValueError(

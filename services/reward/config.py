@@ -6,13 +6,14 @@ Read by `main.py` of the reward service; `agent_r1.config.run` joins it with the
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from agent_r1.reward.components import ASKING, BUILT_IN, COMPARES_ANSWER, ON_REQUEST
+from agent_r1.reward.components import ASKING, BUILT_IN, COMPARES_ANSWER, TIMED
 from agent_r1_service.config import ListenConfig, StrictConfig
 from agent_r1_service.user_code import CODE_PATTERN
 from agent_r1_service.verdicts import QUESTION
@@ -112,6 +113,12 @@ class CriticConfig(ModelServerConfig):
     """Requests at once, of each reward worker; the server computes them together."""
 
 
+def measuring_key(component: str) -> str:
+    """Return the key that lets a component be measured without counting it."""
+    name = component if component.isidentifier() else json.dumps(component)
+    return f"reward.components.{name} = 0.0"
+
+
 class RewardConfig(ListenConfig):
     """`[reward]`: the rule, the components and their weights."""
 
@@ -120,9 +127,8 @@ class RewardConfig(ListenConfig):
     (Agent-R1, arXiv:2511.14460)."""
     components: dict[str, float] = {"exact_match": 1.0}
     """Weight of each component: built-in names, or `module:Name` of your own found through
-    `run.plugins`. Weight 0.0 reports a component without counting it. Built-in components that
-    are not named are reported too, with weight 0.0, where the task has what they need; math_equal,
-    tests_passed and all_tests_passed only where they are named."""
+    `run.plugins`. Weight 0.0 reports a component without counting it. Nothing else is measured,
+    except exact_match and format, which `rule = "paper"` needs."""
     ranges: dict[str, tuple[float, float]] = {}
     """Lowest and highest value of components of yours; a value outside is an error."""
     judge: JudgeConfig | None = None
@@ -146,13 +152,18 @@ class RewardConfig(ListenConfig):
         tables = {name: getattr(self, name) for name in ASKING.values()}
         return {name: t for name, t in tables.items() if t is not None and t.url is None}
 
+    def measured(self) -> dict[str, float]:
+        """Return the weights of all components that are measured: the named and the rule's own."""
+        needed = ("exact_match", "format") if self.rule == "paper" else ()
+        return dict.fromkeys(needed, 0.0) | self.components
+
     def branch_scorers(self) -> list[str]:
         """Return the named components that can score a branch: they need not know the answer."""
         return [name for name in self.components if name not in COMPARES_ANSWER]
 
     @model_validator(mode="after")
     def _check_components(self) -> Self:
-        built_in = (*BUILT_IN, *ON_REQUEST, *ASKING)
+        built_in = (*BUILT_IN, *TIMED, *ASKING)
         for name, table in ASKING.items():
             if (name in self.components) != (getattr(self, table) is not None):
                 raise ValueError(
@@ -190,6 +201,6 @@ class RewardConfig(ListenConfig):
         elif not any(self.components.values()):
             raise ValueError(
                 f"reward.components ({self.components}) gives every trajectory reward 0; give one "
-                "component a weight"
+                "component a weight, such as exact_match = 1.0"
             )
         return self

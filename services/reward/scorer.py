@@ -17,7 +17,6 @@ from agent_r1.reward import scoring
 from agent_r1.reward.components import (
     ASKING,
     BUILT_IN,
-    NEEDS_ANSWERS,
     READS_TOKENS,
     Component,
     load_component,
@@ -63,13 +62,10 @@ class Scorer:
     def __init__(self, config: RewardConfig, reader: TurnReader | None = None) -> None:
         self._config = config
         self._reader = reader or TurnReader()
-        named = dict(config.components)
-        if config.rule == "paper":
-            named |= {"exact_match": 0.0, "format": 0.0}
-        self._weights = named
+        self._weights = config.measured()
         self._own: dict[str, Component] = {
             name: load_component(name)
-            for name in named
+            for name in self._weights
             if name not in BUILT_IN and name not in ASKING
         }
         self.asking: dict[str, Versions[Any]] = {}
@@ -168,11 +164,8 @@ class Scorer:
     def _measure_built_in(self, request: ScoreRequest) -> tuple[ScoreRequest, dict[str, float]]:
         """Return the interaction, whose turns say what they are, and what is measured of it."""
         request = self._reader.read_request(request)
-        unfit = frozenset[str]() if scoring.has_answers(request.payload) else NEEDS_ANSWERS
         return request, {
-            name: measure(request)
-            for name, measure in BUILT_IN.items()
-            if name in self._weights or name not in unfit
+            name: BUILT_IN[name](request) for name in self._weights if name in BUILT_IN
         }
 
     def _total(self, values: dict[str, float]) -> float:

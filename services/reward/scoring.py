@@ -57,12 +57,6 @@ def accepted_answers(payload: Mapping[str, Any]) -> list[str]:
     return answers
 
 
-def has_answers(payload: Mapping[str, Any]) -> bool:
-    """Return whether a task's payload has what `accepted_answers` returns."""
-    answers = payload.get("answers")
-    return isinstance(answers, list) and bool(answers) and all(isinstance(a, str) for a in answers)
-
-
 def exact_match(prediction: str | None, answers: Sequence[str]) -> float:
     """Return 1.0 when the prediction equals one of the answers after normalization, else 0.0.
 

@@ -13,7 +13,7 @@ import pytest
 
 from agent_r1.learner.config import LearnerConfig, TrainRewardConfig
 from agent_r1.learner.objective import PRESETS, TURN_ADVANTAGES
-from agent_r1.reward.components import ASKING, BUILT_IN, ON_REQUEST
+from agent_r1.reward.components import ASKING, BUILT_IN, TIMED
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
 from agent_r1.rollout.config import EnvConfig
@@ -82,7 +82,7 @@ async def test_the_environment_of_the_example_pays_for_new_calls():
 
 
 def test_the_table_lists_every_built_in_component():
-    assert names_in_table("Built-in components") == {*BUILT_IN, *ON_REQUEST, *ASKING}
+    assert names_in_table("Built-in components") == {*BUILT_IN, *TIMED, *ASKING}
 
 
 def test_the_judge_of_the_example_can_be_built():

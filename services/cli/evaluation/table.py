@@ -83,7 +83,7 @@ def table(arguments: argparse.Namespace) -> int:
             shutil.rmtree(run.folder, ignore_errors=True)
             remove_cell(plan, run)
     for run in selected:
-        _check_settings(run, f"{_again(arguments, run.method)} --overwrite")
+        _check_settings(plan, run, f"{_again(arguments, run.method)} --overwrite")
     evaluations: dict[Baseline, EvaluationRun] = {
         name: _evaluation(plan, name, overwrite=arguments.overwrite) for name in unasked
     }
@@ -183,16 +183,17 @@ def _wall_file(plan: TablePlan, name: Baseline) -> Path:
     return plan.answers(name).with_suffix(".wall.json")
 
 
-def _differences(run: PlannedRun) -> list[str]:
+def _differences(plan: TablePlan, run: PlannedRun) -> list[str]:
     """Say in what the run in the folder differs from the planned one; nothing without a run."""
     there = read_json(run.folder / CONFIG_FILE)
     if not there:
         return []
-    return differences_since(flat_values(there), flat_settings(run.config), run.config)
+    here = flat_settings(run.config)
+    return differences_since(flat_values(there), here, run.config, plan.measure)
 
 
-def _check_settings(run: PlannedRun, remedy: str) -> None:
-    found = _differences(run)
+def _check_settings(plan: TablePlan, run: PlannedRun, remedy: str) -> None:
+    found = _differences(plan, run)
     if found:
         raise ConfigError(
             f"{run.folder} holds a run with other settings: {'; '.join(found)}; restore the "
@@ -234,7 +235,7 @@ def results_of(plan: TablePlan, command: str) -> Results:
     in_domain = _in_domain(plan, sets)
     scores: dict[Path, SeedScores] = {}
     for run in plan.runs():
-        if _is_finished(run) and not _differences(run):
+        if _is_finished(run) and not _differences(plan, run):
             scores[run.folder] = write_cell(plan, run, _scores(plan, run), in_domain)
         elif cell := read_cell(plan, run):
             scores[run.folder] = cell.seed_scores()
@@ -295,7 +296,7 @@ def _scores(plan: TablePlan, run: PlannedRun) -> SeedScores:
     metrics = split_lines(file.read_text(encoding="utf-8")) if file.exists() else []
     curve = f"reward/{plan.measure}"
     steps = [step for line in metrics if curve in (step := json.loads(line))]
-    others = [name for name in run.config.reward.components if name != plan.measure]
+    others = [name for name in run.config.reward.measured() if name != plan.measure]
     return replace(
         _seed_scores(plan, lines, run.seed),
         wall_s=summary_of(run.folder).get("wall_s"),

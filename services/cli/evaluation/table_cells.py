@@ -58,7 +58,7 @@ class TableCell(StrictMessage):
     """The measure of every question, by set, in the order of its file; None where it failed. Cells
     of older versions leave out what failed."""
     f1: dict[str, float]
-    """Mean F1 of the same questions, by set; of none where the task has no F1."""
+    """Mean F1 of the same questions, by set; of none where it was not measured."""
     calls: dict[str, float]
     """Calls that a tool answered, mean over the same questions, by set."""
     failed: dict[str, int]
@@ -140,7 +140,7 @@ def read_cell(plan: TablePlan, run: PlannedRun) -> TableCell | None:
     except (OSError, ValidationError) as exc:
         raise ConfigError(f"the cell {file} cannot be read ({exc}); remove it") from exc
     found = differences({"measure": cell.measure}, {"measure": plan.measure})
-    found += differences_since(cell.settings, _settings(run), run.config)
+    found += differences_since(cell.settings, _settings(run), run.config, plan.measure)
     if found:
         raise ConfigError(
             f"{file} was made with other settings: {'; '.join(found)}; restore the settings, or "

@@ -41,9 +41,11 @@ from agent_r1.evaluation.table.config import (
     Part,
     TableFile,
 )
+from agent_r1.reward.config import measuring_key
 
 CANARY = "learner.canary_"
 """How keys begin that say how closely pushes are watched."""
+COMPONENTS = "reward.components."
 ROW_KEYS = ("learner.", "evaluation.", "run.seed", "run.dir", "model.path")
 """What may differ between runs: nothing that a service which stays up needs. Each learner pushes
 the weights of its own model."""
@@ -273,25 +275,30 @@ def chosen_seeds(plan: TablePlan, seeds: str | None) -> list[int] | None:
 
 
 def differences_since(
-    there: Mapping[str, JsonValue], here: Mapping[str, JsonValue], config: Config
+    there: Mapping[str, JsonValue], here: Mapping[str, JsonValue], config: Config, measure: str
 ) -> list[str]:
     """Say in what the settings of an earlier run differ from those of a planned one.
 
-    A key that is newer than the earlier run was at its default then. Keys of the canary, which
-    watches a run and changes none, may differ.
+    A key that is newer than the earlier run was at its default then. What watches a run and changes
+    none may differ: keys of the canary, and components that are measured only.
 
     Args:
         there: settings of the earlier run by dotted key.
         here: those of the planned one, in the same form.
         config: of the planned one.
+        measure: the component that the table compares, which both must measure.
     """
     changed = dict(flat_leaves(config.model_dump(mode="json", exclude_defaults=True)))
     kept = {key: value for key, value in here.items() if key in there or key in changed}
-    return differences(_without_canary(there), _without_canary(kept))
+    return differences(_without_watching(there, measure), _without_watching(kept, measure))
 
 
-def _without_canary(settings: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    return {key: value for key, value in settings.items() if not key.startswith(CANARY)}
+def _without_watching(settings: Mapping[str, JsonValue], measure: str) -> dict[str, JsonValue]:
+    def watches(key: str, value: JsonValue) -> bool:
+        measured = key.startswith(COMPONENTS) and value == 0.0
+        return key.startswith(CANARY) or (measured and key != f"{COMPONENTS}{measure}")
+
+    return {key: value for key, value in settings.items() if not watches(key, value)}
 
 
 @contextmanager
@@ -356,11 +363,12 @@ def _check_sets(file: Path, table: TableFile, base: Config) -> None:
 
 
 def _check_base(base: Config, table: TableFile) -> None:
-    if table.measure not in base.reward.components:
+    measured = base.reward.measured()
+    if table.measure not in measured:
         raise ConfigError(
-            f"the table compares its measure {table.measure!r}, and reward.components "
-            f"({base.reward.components}) does not name {table.measure}; name it with a weight, or "
-            "with 0.0, which reports it only, or give the table another measure"
+            f"the table compares its measure {table.measure!r}, and the configuration measures "
+            f"{', '.join(measured)} only; add {measuring_key(table.measure)}, or give the table "
+            "another measure"
         )
     if "naive_rag" in table.baselines:
         with _named(f"baseline {BASELINE_TITLES['naive_rag']}"):

@@ -23,7 +23,7 @@ from agent_r1.config.packages import TOOLS, missing_packages_problem
 from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ConfigError, at_hand
 from agent_r1.learner.groups import total_reward
-from agent_r1.reward.components import NEEDS_ANSWERS
+from agent_r1.reward.components import COMPARES_WORDS
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.math_forms import is_number
 from agent_r1.reward.scorer import ComponentError, Scorer
@@ -155,7 +155,7 @@ def repeated(tasks: Iterable[Line]) -> Iterator[str]:
 def number_notes(reward: RewardConfig, tasks: Iterable[Line]) -> Iterator[str]:
     """Yield the files whose answers are mostly numbers, where the reward compares words."""
     weights = {"exact_match": 1.0} if reward.rule == "paper" else reward.components
-    comparing = [name for name, weight in weights.items() if weight and name in NEEDS_ANSWERS]
+    comparing = [name for name, weight in weights.items() if weight and name in COMPARES_WORDS]
     files: dict[str, list[Line]] = defaultdict(list)
     for line in tasks if comparing else ():
         files[_PLACE.sub("", line.where)].append(line)

@@ -67,7 +67,7 @@ class TableFile(StrictConfig):
     seeds: Annotated[list[int], Field(min_length=1)]
     """Values of `run.seed`; every method is trained once with each."""
     measure: str = EXACT_MATCH
-    """The name in `reward.components` of what the table compares."""
+    """The reward component that the table compares, which `reward.components` names."""
     defaults: dict[str, JsonValue] = {}
     """Keys of the run configuration that hold for every row; a method's own come after."""
     chosen_on: str = ""

@@ -192,9 +192,15 @@ def _episode(record: _Record, label: str) -> JudgedEpisode | None:
         return None
     values = record.reward.components | {TOTAL: record.reward.total}
     value = values.get(label)
-    if value is None or not 0.0 <= value <= 1.0:
+    if value is None:
         raise ValueError(
-            f"{label} is {value}, and train_reward.label must be from 0 to 1; there are "
+            f"train_reward.label ({label!r}) was not measured; name one of "
+            f"{', '.join(sorted(values))}, or trajectories of a run whose reward.components names "
+            "it (0.0 measures it only)"
+        )
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(
+            f"{label} is {value}, and train_reward.label must be from 0 to 1; name another one of "
             + ", ".join(sorted(values))
         )
     return JudgedEpisode(

@@ -123,6 +123,10 @@ def test_other_variables_of_ours_are_left_alone(file: Path):
         ("learner.group_size=1", ["group_size (1)", "must be >= 2", "raise group_size"]),
         ("evaluation.patience=2", ["evaluation.patience (2)", "set evaluation.every"]),
         ("evaluation.score=em", ["evaluation.score ('em')", "['reward', 'exact_match']"]),
+        ("evaluation.score=f1", ["which alone are measured", "add reward.components.f1 = 0.0"]),
+        ("evaluation.score=desk:brief", ['add reward.components."desk:brief" = 0.0']),
+        ("evaluation.score=format", ["evaluation.score ('format')", "components.format = 0.0"]),
+        ("reward.components={f1 = 0.0}", ["weight, such as exact_match = 1.0"]),
         ("model.dtype=float8", ["model.dtype ('float8')", "'bfloat16'"]),
         ("redis.url=localhost", ["redis.url ('localhost') must start with redis://"]),
         ("env.max_tokens_per_turn=512", ["must be smaller than model.max_context (512)"]),
@@ -258,6 +262,21 @@ def test_turns_are_read_in_the_format_that_is_configured(file: Path):
     scored = "reward.components={exact_match = 1.0, format = 0.1}"
     turn = load(file, *options, scored).config.turn_reader().read(call)
     assert (len(turn.calls), turn.well_formed) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("reward", "shown"),
+    [
+        ("{}", ["exact_match"]),
+        ("{components = {exact_match = 1.0, f1 = 0.0}}", ["exact_match", "f1"]),
+        ("{rule = 'paper'}", ["exact_match", "format"]),
+        ("{rule = 'paper', components = {f1 = 0.0}}", ["exact_match", "format", "f1"]),
+    ],
+)
+def test_what_is_measured_is_shown_and_may_be_the_score(file: Path, reward: str, shown: list[str]):
+    for score in shown:
+        config = load(file, f"reward={reward}", f"evaluation.score={score}").config
+        assert list(config.score_names().components) == shown
 
 
 def test_replicas_cannot_share_a_port_or_a_name(file: Path):

@@ -39,8 +39,9 @@ def answered(answer: str) -> str:
     return f"<think>so</think><answer>{answer}</answer><|im_end|>"
 
 
-async def test_every_built_in_component_is_reported_by_name():
-    reward = await Scorer(RewardConfig()).score(request(CALL, answered("Ada")))
+async def test_every_built_in_component_is_reported_by_name_where_it_is_named():
+    table = RewardConfig(components=dict.fromkeys(BUILT_IN, 0.0) | {"exact_match": 1.0})
+    reward = await Scorer(table).score(request(CALL, answered("Ada")))
     # F1 by hand: 1 shared word, precision 1/1, recall 1/2: 2/3
     assert reward.components == pytest.approx(
         {
@@ -57,6 +58,22 @@ async def test_every_built_in_component_is_reported_by_name():
     assert reward.total == 0.0
     assert reward.prediction == "Ada"
     assert set(reward.components) == set(BUILT_IN)
+
+
+@pytest.mark.parametrize(
+    ("table", "measured"),
+    [
+        (RewardConfig(), {"exact_match"}),
+        (RewardConfig(components={"tool_calls": 1.0, "f1": 0.0}), {"tool_calls", "f1"}),
+        (RewardConfig(rule="paper"), {"exact_match", "format"}),
+        (RewardConfig(rule="paper", components={"f1": 0.0}), {"exact_match", "format", "f1"}),
+    ],
+)
+async def test_nothing_is_measured_but_what_is_named_and_what_the_rule_needs(
+    table: RewardConfig, measured: set[str]
+):
+    reward = await Scorer(table).score(request(CALL, answered("Ada")))
+    assert set(reward.components) == set(table.measured()) == measured
 
 
 async def test_the_total_is_the_weighted_sum():
@@ -86,7 +103,9 @@ async def test_only_the_last_turn_answers():
 
 async def test_the_answer_is_what_the_pattern_of_the_environment_finds():
     turn = "<answer>no</answer> So the answer is: Babbage.\nThe answer is: Ada Lovelace."
-    scorer = Scorer(RewardConfig(), TurnReader(answer_pattern=r"answer is:\s*([^.]+)\."))
+    components = {"exact_match": 1.0, "answered": 0.0}
+    reader = TurnReader(answer_pattern=r"answer is:\s*([^.]+)\.")
+    scorer = Scorer(RewardConfig(components=components), reader)
     reward = await scorer.score(request(turn))
     assert reward.prediction == "Ada Lovelace"
     assert reward.total == 1.0
@@ -96,7 +115,8 @@ async def test_the_answer_is_what_the_pattern_of_the_environment_finds():
 
 async def test_a_truncated_interaction_is_scored_as_it_stands():
     text = "<think>so</think><answer>Ada Lovelace</answer> and fur"
-    reward = await Scorer(RewardConfig()).score(request(text, status="TRUNCATED"))
+    table = RewardConfig(components={"exact_match": 1.0, "format": 0.0})
+    reward = await Scorer(table).score(request(text, status="TRUNCATED"))
     assert reward.total == 1.0
     assert reward.components["format"] == 0.5
 
@@ -114,14 +134,6 @@ async def test_a_payload_without_usable_answers_is_named(answers: Any):
 
 
 UNFIT: list[Any] = [None, [], [42], {"a": 1}, "x", 3, [["a", "b"]], ["x", None]]
-
-
-@pytest.mark.parametrize("answers", UNFIT)
-async def test_what_nobody_named_is_not_measured_where_the_payload_does_not_fit(answers: Any):
-    scorer = Scorer(RewardConfig(components={"answered": 1.0}))
-    reward = await scorer.score(request(answered("x"), payload={"answers": answers}))
-    assert reward.total == 1.0
-    assert set(reward.components) == set(BUILT_IN) - {"exact_match", "f1", "substring_match"}
 
 
 @pytest.mark.parametrize("answers", UNFIT)
@@ -144,13 +156,7 @@ async def test_tasks_without_answers_score_by_the_components_that_need_none():
     reward = await Scorer(RewardConfig(components={"format": 1.0})).score(
         request(answered("x"), payload={"tests": "assert True"})
     )
-    assert reward.components == {
-        "format": 1.0,
-        "reasoning_format": 1.0,
-        "answered": 1.0,
-        "tool_calls": 0.0,
-        "tool_efficiency": 1.0,
-    }
+    assert reward.components == {"format": 1.0}
 
 
 USER_CODE = """
@@ -325,7 +331,7 @@ async def test_calls_reach_the_components():
         end_token_index=4, tool="search", arguments={"query": "a"}, status="ok", latency_ms=1.0
     )
     repeated = request_of(trajectory(calls=[call, call]))
-    reward = await Scorer(RewardConfig()).score(repeated)
+    reward = await Scorer(RewardConfig(components={"tool_efficiency": 1.0})).score(repeated)
     assert reward.components["tool_efficiency"] == 0.5
 
 
@@ -358,7 +364,8 @@ async def test_other_requests_are_answered_while_a_long_text_is_scored(
         return float(others_answered.wait(30.0))
 
     monkeypatch.setitem(BUILT_IN, "answered", measure)
-    transport = httpx.ASGITransport(create_app(Scorer(RewardConfig())))
+    scorer = Scorer(RewardConfig(components={"answered": 1.0}))
+    transport = httpx.ASGITransport(create_app(scorer))
     async with httpx.AsyncClient(transport=transport, base_url="http://reward") as client:
         body = request(answered("Ada")).model_dump_json()
         scored = asyncio.create_task(client.post("/score", content=body))
@@ -382,8 +389,9 @@ async def test_other_requests_are_answered_while_a_long_text_is_scored(
 )
 async def test_the_time_of_scoring_grows_with_the_text_and_no_faster(text: str):
     asked = request(text, text, payload={"answers": ["a"] * 2000})
+    everything = RewardConfig(components=dict.fromkeys(BUILT_IN, 1.0))
     began = time.monotonic()
-    await Scorer(RewardConfig()).score(asked)
+    await Scorer(everything).score(asked)
     # A fraction of a second; what is quadratic takes a minute and more.
     assert time.monotonic() - began < 10.0
 

@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 
-from agent_r1.reward.components import BUILT_IN, ON_REQUEST
+from agent_r1.reward.components import BUILT_IN, TIMED
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
 from agent_r1.text.reading import TurnReader
@@ -23,7 +23,7 @@ def asked(*texts: str, answer: str) -> ScoreRequest:
 @pytest.mark.parametrize("answer", ["\u22123", "**-3**", "-3"])
 def test_math_equal_reads_the_answer_of_a_turn(answer: str):
     request = asked(f"<think>3</think><answer>{answer}</answer>", answer="-3")
-    assert ON_REQUEST["math_equal"](request) == 1.0
+    assert TIMED["math_equal"](request) == 1.0
 
 
 def test_built_in_components_say_what_the_scorer_says():
@@ -38,7 +38,7 @@ def test_built_in_components_say_what_the_scorer_says():
 
 def test_calls_that_a_text_makes_and_the_request_lacks_are_no_score_of_0():
     with pytest.raises(ValueError, match="how many calls were made but not which"):
-        ON_REQUEST["all_tests_passed"](asked(CALL, answer="x"))
+        TIMED["all_tests_passed"](asked(CALL, answer="x"))
 
 
 async def test_the_scorer_reads_a_turn_once():

@@ -416,6 +416,11 @@ def test_answers_of_another_temperature_are_another_pool(own: Path):
     assert (majority.questioning.temperature, best.questioning.temperature) == (1.0, 0.5)
 
 
+def test_tasks_need_the_component_that_scores_them(own: Path, capsys: pytest.CaptureFixture[str]):
+    assert run(own, "--set", "reward.components={answered = 1.0}") == 2
+    assert "add reward.components.exact_match = 0.0" in capsys.readouterr().err
+
+
 def test_the_pool_is_asked_once_and_the_comparison_reported(own: Path, services: FakeServices):
     # The critic likes the second answer best, which is wrong; guided asks one, with attempt 0.
     services.scores = lambda attempt: {"critic": -attempt % 3, "exact_match": float(attempt != 1)}

@@ -214,6 +214,32 @@ def test_a_table_is_reported_from_its_cells_where_its_data_and_models_are_not(
     ]
 
 
+def test_runs_may_differ_in_what_is_measured_only(folder: Path, capsys: pytest.CaptureFixture[str]):
+    (folder / "table.toml").write_text('cells = "cells"\n' + TABLE_TOML)
+    finish(read_plan(folder / "table.toml", out=folder / "out").methods[0].runs[0], [1.0, 0.0])
+    command = ("--only", "grpo", "--seeds", "0")
+    assert table(folder, *command) == 0
+    more = ("--set", "reward.components.exact_match=1.0", "--set", "reward.components.f1=0.0")
+    assert table(folder, *command, *more) == 0  # of the folder
+    shutil.rmtree(folder / "out" / "runs")
+    assert table(folder, *command, *more) == 0  # of the cell
+    assert "1 of 1 rows are finished and kept" in capsys.readouterr().out
+    assert table(folder, *command, *more, "--set", "reward.components.f1=0.5") == 2
+    assert "reward.components.f1 is not set there and 0.5 here" in capsys.readouterr().err
+
+
+def test_runs_that_did_not_measure_what_is_compared_are_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    others = ["reward.components={answered = 1.0}"]
+    (folder / "table.toml").write_text(f'measure = "answered"\n{TABLE_TOML}')
+    finish(read_plan(folder / "table.toml", others, folder / "out").methods[0].runs[0], [1.0])
+    (folder / "table.toml").write_text(TABLE_TOML)
+    both = "reward.components={answered = 1.0, exact_match = 0.0}"
+    assert table(folder, "--only", "grpo", "--set", both) == 2
+    assert "reward.components.exact_match is not set there" in capsys.readouterr().err
+
+
 def test_a_cell_of_an_older_version_is_read(folder: Path):
     (folder / "table.toml").write_text('cells = "cells"\n' + TABLE_TOML)
     (run, _) = read_plan(folder / "table.toml", out=folder / "out").methods[0].runs

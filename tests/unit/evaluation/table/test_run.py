@@ -286,6 +286,15 @@ def test_a_report_names_its_measure_and_not_the_papers(tmp_path: Path):
     assert "F1" not in text
 
 
+def test_a_row_of_which_a_run_did_not_measure_f1_has_none(tmp_path: Path):
+    runs = [seed_scores(1, seed=seed, curve=[0.5]) for seed in (0, 1)]
+    unmeasured = replace(runs[1], f1={})
+    rows = row("PPO", *runs), row("GRPO", runs[0], unmeasured)
+    text = write_report(results(*rows), tmp_path / "small")[0].read_text()
+    assert "| PPO | 2 | .500 | 4.2 | .500 |\n" in text
+    assert "| GRPO | 2 | - | 4.2 | .500 |\n" in text
+
+
 def test_the_report_holds_every_row_and_what_was_not_run(tmp_path: Path):
     ppo = row("PPO", seed_scores(1, 0, seed=0, curve=[0.1, 0.2]), seed_scores(1, 1, seed=1))
     files = write_report(

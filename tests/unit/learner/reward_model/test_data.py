@@ -75,7 +75,7 @@ def test_of_several_agents_only_what_the_main_one_wrote_is_learned(tmp_path: Pat
     [
         ([record("a", 1.0)], {}, r"exact_match is \[1\.0\].*good and bad"),
         ([record("a", 2.0)], {}, r"line 1: exact_match is 2\.0.*from 0 to 1"),
-        ([record("a", 1.0)], {"label": "f1"}, r"line 1: f1 is None.*exact_match, total"),
+        ([record("a", 1.0)], {"label": "f1"}, r"'f1'\) was not measured.*exact_match, total"),
         ([{"task_id": "a"}], {}, r"line 1: status: Field required"),
         ([], {"trajectories": ["nowhere"]}, "is no file, and no run folder"),
     ],
