@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from statistics import fmean
 
 from pydantic import JsonValue, ValidationError
 
@@ -38,6 +39,8 @@ class Cell(StrictMessage):
     """From a question's first turn to its answer, beside the other questions in flight."""
     scorer_tokens: tuple[float, float, float] | None = None
     """Tokens that the scorer's model read and wrote for a question; None where none was asked."""
+    scored_share: float | None = None
+    """Share of questions about which the scorer was asked: a turn without a rival is not scored."""
     candidates: int | None = None
     """Answers of a pool that were chosen from."""
     scores: dict[str, float] = {}
@@ -80,6 +83,7 @@ def measure(
         calls=_rounded([sum(a.calls.values()) + (a.discarded_calls or 0) for a in scored]),
         seconds=_rounded([a.seconds or 0.0 for a in scored]),
         scorer_tokens=_rounded(asked) if asked else None,
+        scored_share=round(fmean(tokens > 0 for tokens in asked), 4) if asked else None,
         candidates=candidates,
         scores={a.id: a.components[family.component] for a in scored},
     )

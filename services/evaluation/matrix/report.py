@@ -22,6 +22,10 @@ COMPARISON_COLUMNS = (
     *("model", "greedy", "first", "second", "difference"),
     *("answers chosen from", "tokens of first", "of second", "questions"),
 )
+SCORED = (
+    "Scored is the share of questions about which the scorer was asked: of the others, a search "
+    "had no two turns to choose from."
+)
 COMPARED = (
     "The matrix file fixed these before the first run; nothing else on this page is tested. "
     "Differences are of exact match, question by question; a resample draws questions, each with "
@@ -137,6 +141,8 @@ def report(found: Mapping[str, Any]) -> str:
         "that were not chosen. Seconds are those of a question beside the others in flight, so "
         "they depend on the machine and its load.",
     ]
+    if any(cell.get("scored_share") is not None for cell in found["cells"]):
+        blocks.append(SCORED)
     if found["picture"]:
         shown = "Score against tokens and seconds a question, mean over the data sets of a kind"
         blocks.append(f"![{shown}]({found['picture']})")
@@ -205,7 +211,9 @@ def _table(name: str, members: Sequence[Mapping[str, Any]]) -> str:
     extra = [] if family.extra is None else [EXTRA_TITLES[family.extra]]
     columns = ["model", "method", "decode", family.measure, *extra]
     asked = any(cell.get("scorer_tokens") for cell in members)
-    columns += ["tokens", *(["scorer tokens"] if asked else []), "calls", "seconds", "questions"]
+    shares = any(cell.get("scored_share") is not None for cell in members)
+    scorer = [*(["scorer tokens"] if asked else []), *(["scored"] if shares else [])]
+    columns += ["tokens", *scorer, "calls", "seconds", "questions"]
     lines = [_row(columns), _row(["---"] * len(columns))]
     for cell in members:
         shown = [cell["model"], cell["method"], cell["decode"]]
@@ -218,6 +226,9 @@ def _table(name: str, members: Sequence[Mapping[str, Any]]) -> str:
         if asked:
             read = cell["scorer_tokens"]
             shown.append("" if read is None else f"{read[0]:.0f}")
+        if shares:
+            share = cell["scored_share"]
+            shown.append("" if share is None else f"{share:.0%}")
         shown.append(f"{cell['calls'][0]:.1f}")
         shown += [f"{cell['seconds'][0]:.2f}", f"{cell['n']}{failed}"]
         lines.append(_row(shown))

@@ -108,6 +108,24 @@ def results(**changes: Any) -> Results:
     return Results(**(fields | changes))
 
 
+def test_a_search_is_told_from_one_that_had_nothing_to_choose_from(tmp_path: Path):
+    right = {"math_equal": 1.0}
+    asked = [
+        answer(str(number), components=right, scorer_tokens=tokens)
+        for number, tokens in enumerate((9, 0, 3, 6))
+    ]
+    plain_ones = [answer("1", components=right)]
+    searched, plain = (measure(them, MATHS, SETTINGS) for them in (asked, plain_ones))
+    assert (searched.scored_share, plain.scored_share) == (0.75, None)  # three of four
+    place = CellKey("base", "math500", "react", "guided")
+    (file, *_) = write_report(results(cells={place: searched}), tmp_path / "guided")
+    assert "| tokens | scorer tokens | scored | calls |" in file.read_text()
+    assert "| 4 | 75% |" in file.read_text()  # (9 + 0 + 3 + 6) / 4 tokens, rounded to even
+    (file, *_) = write_report(results(cells={place: plain}), tmp_path / "plain")
+    assert "the scorer was asked" not in file.read_text()
+    assert "| tokens | calls |" in file.read_text()
+
+
 def test_the_report_has_a_table_for_each_set_and_says_what_is_missing(tmp_path: Path):
     files = write_report(results(), tmp_path / "out" / "small")
     assert [file.name for file in files] == ["small.md", "small.json", "small.svg"]
