@@ -80,10 +80,8 @@ vllm.config.compilation CompilationConfig.cudagraph_mode
 vllm.engine.arg_utils AsyncEngineArgs.create_engine_config
 vllm.engine.arg_utils EngineArgs.distributed_executor_backend
 vllm.engine.arg_utils EngineArgs.enable_chunked_prefill
-vllm.engine.arg_utils EngineArgs.hf_overrides
 vllm.engine.arg_utils EngineArgs.ir_op_priority
 vllm.engine.arg_utils EngineArgs.kv_cache_memory_bytes
-vllm.engine.arg_utils EngineArgs.load_format
 vllm.engine.arg_utils EngineArgs.logprobs_mode
 vllm.engine.arg_utils EngineArgs.scheduler_cls
 vllm.engine.arg_utils EngineArgs.weight_transfer_config

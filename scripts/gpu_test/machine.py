@@ -34,7 +34,7 @@ STYLE = re.compile(r"\x1b\[[0-9;]*m")
 TORCH = """
 import json, torch
 print(json.dumps({"cuda": torch.version.cuda, "architectures": torch.cuda.get_arch_list(),
-                  "nccl": ".".join(map(str, torch.cuda.nccl.version()))}))
+                  "nccl": torch.version.cuda and ".".join(map(str, torch.cuda.nccl.version()))}))
 """
 """Run in a process of its own, so that this one takes no memory of a GPU."""
 

@@ -355,11 +355,7 @@ def rollout_parts(config: Config, size: ModelSize, gpu_bytes: float | None) -> l
     own, parts = value_bytes(config.model.dtype), config.rollout.tensor_parallel_size
     weights = Part("weights", size.weights * own / parts)
     if gpu_bytes is None:
-        # On a CPU, the head is a tensor of its own where embeddings are tied.
-        own_head = size.tied and config.model.lora is None
-        head = size.vocabulary * size.hidden * own if own_head else 0
-        cache = Part("KV cache (rollout.kv_cache_gib)", config.rollout.kv_cache_gib * GIB)
-        return [Part("weights", weights.size + head), cache]
+        return [weights, Part("KV cache (rollout.kv_cache_gib)", config.rollout.kv_cache_gib * GIB)]
     engine = ENGINE + (NCCL if parts > 1 else 0)
     left = config.rollout.gpu_memory_utilization * gpu_bytes - weights.size - engine
     return [weights, Part("KV cache (what is left)", left), Part("CUDA, graphs, steps", engine)]

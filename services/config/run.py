@@ -126,9 +126,10 @@ class Config(StrictConfig):
                 )
         score, measured = self.evaluation.score, ["reward", *self.reward.measured()]
         if score not in measured:
+            key = measuring_key(score, self.reward.components)
             raise ValueError(
                 f"evaluation.score ({score!r}) is none of {measured}, which alone are measured; "
-                f"name one of them, or add {measuring_key(score)} beside them"
+                f"name one of them, or add {key} beside them"
             )
         if self.env.max_tokens_per_turn >= self.model.max_context:
             raise ValueError(

@@ -323,13 +323,13 @@ def summary_file(out: Path) -> Path:
     return out.with_suffix(".summary.json")
 
 
-def named_components(out: Path) -> list[str]:
-    """Return the reward components that the configuration of a result file names; [] if unknown."""
+def named_components(out: Path) -> dict[str, float]:
+    """Return the weights of the reward components that a result file was made with; {}: unknown."""
     try:
         facts = json.loads(meta_file(out).read_text(encoding="utf-8"))
-        return list(facts["reward.components"])
+        return dict(facts["reward.components"])
     except (OSError, ValueError, KeyError, TypeError):
-        return []
+        return {}
 
 
 def differences(there: Facts, here: Facts) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -113,9 +114,16 @@ class CriticConfig(ModelServerConfig):
     """Requests at once, of each reward worker; the server computes them together."""
 
 
-def measuring_key(component: str) -> str:
-    """Return the key that lets a component be measured without counting it."""
+DEFAULT_COMPONENTS = {"exact_match": 1.0}
+PAPER_MEASURES = ("exact_match", "format")
+"""Components that `rule = "paper"` is made of, and measures always."""
+
+
+def measuring_key(component: str, components: Mapping[str, float]) -> str:
+    """Return the key that lets a component be measured without counting it, beside others."""
     name = component if component.isidentifier() else json.dumps(component)
+    if components == DEFAULT_COMPONENTS:  # which a table of one key would replace
+        return f"reward.components = {{ exact_match = 1.0, {name} = 0.0 }}"
     return f"reward.components.{name} = 0.0"
 
 
@@ -125,7 +133,7 @@ class RewardConfig(ListenConfig):
     rule: Literal["weighted", "paper"] = "weighted"
     """`weighted`: sum of weight x component. `paper`: exact match if format is 1, else format - 1
     (Agent-R1, arXiv:2511.14460)."""
-    components: dict[str, float] = {"exact_match": 1.0}
+    components: dict[str, float] = DEFAULT_COMPONENTS
     """Weight of each component: built-in names, or `module:Name` of your own found through
     `run.plugins`. Weight 0.0 reports a component without counting it. Nothing else is measured,
     except exact_match and format, which `rule = "paper"` needs."""
@@ -154,7 +162,7 @@ class RewardConfig(ListenConfig):
 
     def measured(self) -> dict[str, float]:
         """Return the weights of all components that are measured: the named and the rule's own."""
-        needed = ("exact_match", "format") if self.rule == "paper" else ()
+        needed = PAPER_MEASURES if self.rule == "paper" else ()
         return dict.fromkeys(needed, 0.0) | self.components
 
     def branch_scorers(self) -> list[str]:

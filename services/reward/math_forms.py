@@ -151,7 +151,7 @@ _PUNCTUATION = re.compile(
 )
 _MAX_LINE = 200
 _GAP = (
-    rf"(?:[\s$(\[{{}}*_`]|{_SPACING}|\\[(\[{{)\]]"
+    rf"(?:[\s$€£¥₹(\[{{}}*_`]|{_SPACING}|\\[$(\[{{)\]]"
     r"|\\[a-zA-Z]++\*?(?:\[\w{0,20}\])?(?:\s?\{[^{}\\]{0,20}\})?(?:\d+[a-z]{2})?)*+"
 )
 """What may stand between a minus and the box that it belongs to: blanks, brackets and commands."""
@@ -159,14 +159,18 @@ _DASH_BEFORE = re.compile(
     rf"(?P<dash>-|\b(?:minus|(?<!-)negative))(?P<gap>{_GAP})\Z", re.IGNORECASE
 )
 _SPACED = re.compile(rf"(?:\s|{_SPACING})+\Z")
-_COPULAS = "is|are|be|was|equals?|gives?|gets?|to|as|so|thus|therefore|hence|or|and"
+_COPULAS = (
+    "is|are|be|was|equals?|becomes?|means?|gives?|gets?|yields?|produces?|returns?|leaves?|makes?"
+    "|to|as|so|then|thus|therefore|hence|or|and|est|ist|es|é|è|是|为"
+)
 """Words behind which a minus between blanks is a sign; behind others it is a dash."""
 _SYMBOLS = (
     r"alpha|beta|gamma|delta|(?:var)?epsilon|zeta|eta|(?:var)?theta|kappa|lambda|mu|nu|xi|pi|rho"
     r"|sigma|tau|(?:var)?phi|chi|psi|omega|infty|ell|hbar|[cl]?dots"
+    r"|circ|degree|prime|top|dagger|r(?:floor|ceil|vert|angle)"
 )
 _OPERAND = re.compile(
-    r"(?:[\d)\]}%!\u00b0|'\u2032\u00b2\u00b3\u221e€£¥₹]|(?<![^\W\d_])[^\W\d_]"
+    r"(?:[\d)\]}%!\u00b0|'\u2032\u00b2\u00b3\u221e]|\d[€£¥₹]|(?<![^\W\d_])[a-zA-Z\u03b1-\u03c9]"
     rf"|\\(?:{_SYMBOLS})|[\d$][ \t]*(?!(?:{_COPULAS})\Z)[^\W\d_]{{1,40}})\Z",
     re.IGNORECASE,
 )
@@ -175,13 +179,20 @@ _FORMULA = re.compile(r"(?:\\[(\[]|(?<![^\s])\${1,2})\Z")
 """Where a formula begins: $ with nothing before it but a blank."""
 _END_OF_FORMULA = ("$", r"\)", r"\]")
 _WORDS = re.compile(r"\\(?:text|mbox|mathrm)[a-z]{0,6}\{([^{}]*)\}\Z")
-_LAST_WORD = re.compile(r"(?<![\w-])[^\W\d_]{2,}\Z")
+_LAST_WORD = re.compile(r"(?<![\w-])[^\W\d_]+\Z")
+_RELATION = re.compile(r"\\[a-zA-Z]+\Z")
+"""Commands that are no operand: \\approx, \\implies, \\cdot."""
+_LIST_MARK = re.compile(r"(?:[*+\u2022-]|\(?(?:\d{1,3}|[a-z])[.)])\Z")
+_UNSPACED = "\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff"
+"""Letters of languages that put no blank between words."""
+_UNSPACED_WORDS = re.compile(rf"(?<!\d)[{_UNSPACED}]{{2,}}\Z")
+_AT_NUMBER = re.compile(rf"(?<=[{_UNSPACED}])(?=-?\d)|(?<=\d)(?=[{_UNSPACED}])")
 _ELLIPSIS = re.compile(r"(?<![\d.])\.{2,}(?=\d)")
 _AROUND = ' \t\n=\u2248:;,.\u2026"\u201c\u201d'
 _BEFORE = re.compile(
     rf"\A(?:[{_AROUND.replace('.', '')}]|\.{{2,}}|\.(?!\d))+"
 )  # the dot of .5 stays
-_WORD = re.compile(r"[^\W\d_]{2,}")
+_WORD = re.compile(rf"[^\W\d_]{{2,}}|[{_UNSPACED}]|\u00b0\s?[CF]\b")
 _COMMAND = re.compile(r"\\(?![dt]?frac)[a-zA-Z]")
 _CHOICE = re.compile(r"\d\W*\s(?:or|to)\s\W*\d")
 
@@ -197,7 +208,7 @@ def last_number(text: str) -> str | None:
     - where it is an en or em dash between blanks behind a word: that is punctuation.
     """
     text = _PUNCTUATION.sub(r"\1 ", without_emphasis(text))
-    text = _ELLIPSIS.sub("\u2026", plain_characters(text))
+    text = _AT_NUMBER.sub(" ", _ELLIPSIS.sub("\u2026", plain_characters(text)))
     text = _without_brackets(_MINUS_WORD.sub("-", _BULLET.sub("", text)))
     tokens = _TOKENS.finditer(text)
     alone = [token["number"] for token in tokens if token["number"] and not token["more"]]
@@ -244,15 +255,26 @@ def _is_sign(before: str, dash: re.Match[str], *, bullet: bool) -> bool:
         return not (bullet and spaced)
     if dash["dash"].lower() == "negative":
         return True
+    if _LIST_MARK.fullmatch(behind) or _UNSPACED_WORDS.search(behind):
+        return True
     if behind[-1] in "-+*/" or _OPERAND.search(behind):
         return False
+    if _RELATION.search(behind):
+        return True
     word = _LAST_WORD.search(behind)
     if word is None:
         return not behind[-1].isalnum()
+    if not formula and _opens_formula(before) and not re.fullmatch(_COPULAS, word[0]):
+        return False  # a product of variables: AB - 3
     attached = dash["dash"] == "-" and not spaced and behind != before
     return attached or (
         re.fullmatch(_COPULAS, word[0], re.IGNORECASE) is not None and behind != before
     )
+
+
+def _opens_formula(before: str) -> bool:
+    """Return whether a text ends in the middle of a formula between dollars."""
+    return len(re.findall(r"(?<!\\)\$", before)) % 2 == 1
 
 
 def is_number(text: str) -> bool:

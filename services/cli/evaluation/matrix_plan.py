@@ -185,7 +185,7 @@ class _Planner:
         if OWN.component not in config.reward.measured():
             raise ConfigError(
                 f"[tasks] are scored by {OWN.component}, which the configuration does not measure; "
-                f"add {measuring_key(OWN.component)}"
+                f"add {measuring_key(OWN.component, config.reward.components)}"
             )
         services = (place.model, OWN.title, AS_THEY_ARE)
         cell = self._planned(place, decode, config, self._source(source), services, OWN)

@@ -33,6 +33,7 @@ from agent_r1.cli.evaluation.table_plan import (
     check_runs,
     chosen,
     chosen_seeds,
+    component_differences,
     differences_since,
     flat_settings,
     flat_values,
@@ -40,7 +41,7 @@ from agent_r1.cli.evaluation.table_plan import (
 )
 from agent_r1.config.packages import installed_version
 from agent_r1.config.run import Config, ConfigError
-from agent_r1.evaluation.answers import key_of, write_json
+from agent_r1.evaluation.answers import key_of, named_components, write_json
 from agent_r1.evaluation.main import EvaluationRun
 from agent_r1.evaluation.summary import summary_lines
 from agent_r1.evaluation.table.config import BASELINE_TITLES, EXACT_MATCH, Baseline
@@ -167,12 +168,15 @@ def _asker(plan: TablePlan, evaluations: Mapping[Baseline, EvaluationRun]) -> Cl
 def _evaluation(plan: TablePlan, name: Baseline, *, overwrite: bool) -> EvaluationRun:
     if overwrite:
         _wall_file(plan, name).unlink(missing_ok=True)
+    facts, there = evaluation_facts(plan.base), named_components(plan.answers(name))
+    if there and not component_differences(there, plan.base.reward, plan.measure):
+        facts["reward.components"] = dict(there)  # finished answers are kept
     try:
         return EvaluationRun(
             sets=plan.base.evaluation.sets,
             questioning=questioning(plan.base, name),
             out=plan.answers(name),
-            facts=evaluation_facts(plan.base),
+            facts=facts,
             overwrite=overwrite,
         )
     except ValueError as exc:

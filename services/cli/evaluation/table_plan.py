@@ -41,10 +41,11 @@ from agent_r1.evaluation.table.config import (
     Part,
     TableFile,
 )
-from agent_r1.reward.config import measuring_key
+from agent_r1.reward.config import PAPER_MEASURES, RewardConfig, measuring_key
 
 CANARY = "learner.canary_"
 """How keys begin that say how closely pushes are watched."""
+RULE = "reward.rule"
 COMPONENTS = "reward.components."
 ROW_KEYS = ("learner.", "evaluation.", "run.seed", "run.dir", "model.path")
 """What may differ between runs: nothing that a service which stays up needs. Each learner pushes
@@ -293,10 +294,25 @@ def differences_since(
     return differences(_without_watching(there, measure), _without_watching(kept, measure))
 
 
+def component_differences(
+    there: Mapping[str, float], reward: RewardConfig, measure: str
+) -> list[str]:
+    """Say in what components of an earlier evaluation differ, but for those measured only."""
+    rule: dict[str, JsonValue] = {RULE: reward.rule}
+    both = (
+        rule | {f"{COMPONENTS}{name}": weight for name, weight in components.items()}
+        for components in (there, reward.components)
+    )
+    return differences(*(_without_watching(one, measure) for one in both))
+
+
 def _without_watching(settings: Mapping[str, JsonValue], measure: str) -> dict[str, JsonValue]:
+    paper = settings.get(RULE) == "paper"  # which weighs nothing, and measures its own two always
+    compared = set[str]() if paper and measure in PAPER_MEASURES else {f"{COMPONENTS}{measure}"}
+
     def watches(key: str, value: JsonValue) -> bool:
-        measured = key.startswith(COMPONENTS) and value == 0.0
-        return key.startswith(CANARY) or (measured and key != f"{COMPONENTS}{measure}")
+        measured = key.startswith(COMPONENTS) and (paper or value == 0.0)
+        return key.startswith(CANARY) or (measured and key not in compared)
 
     return {key: value for key, value in settings.items() if not watches(key, value)}
 
@@ -365,10 +381,10 @@ def _check_sets(file: Path, table: TableFile, base: Config) -> None:
 def _check_base(base: Config, table: TableFile) -> None:
     measured = base.reward.measured()
     if table.measure not in measured:
+        key = measuring_key(table.measure, base.reward.components)
         raise ConfigError(
             f"the table compares its measure {table.measure!r}, and the configuration measures "
-            f"{', '.join(measured)} only; add {measuring_key(table.measure)}, or give the table "
-            "another measure"
+            f"{', '.join(measured)} only; add {key}, or give the table another measure"
         )
     if "naive_rag" in table.baselines:
         with _named(f"baseline {BASELINE_TITLES['naive_rag']}"):

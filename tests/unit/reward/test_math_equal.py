@@ -14,6 +14,7 @@ import pytest
 
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.math_equal import MathWorkers, math_answer, math_equal
+from agent_r1.reward.math_forms import number_of
 from agent_r1.reward.math_worker import same_mathematics
 from agent_r1.reward.scorer import Scorer
 from agent_r1_proto.rewards import ScoreRequest, ScoreTurn
@@ -167,6 +168,21 @@ NEGATIVE_BOXES = [
     r"at 5 is -\boxed{3}",
     r"f(2) equals -\boxed{3}",
     r"5 and -\boxed{3}",
+    r"-\$\boxed{3}",
+    "-\u20ac\\boxed{3}",
+    "\u20ac-\\boxed{3}",
+    r"$x \approx - \boxed{3}$",
+    r"$x \le - \boxed{3}$",
+    r"$x \implies -\ \boxed{3}$",
+    r"$2 \cdot - \boxed{3}$",
+    r"setting $x=2$ yields -$\boxed{3}$",
+    r"$5-8$ produces - \boxed{3}",
+    r"for $n = 5$ then - \boxed{3}",
+    r"$5$ becomes - \boxed{3}",
+    r"5 est -\boxed{3}",
+    "\u7b54\u6848\u662f-\\boxed{3}",
+    "x \u662f -\\boxed{3}",
+    "La risposta \u00e8 -\\boxed{3}",
 ]
 
 
@@ -207,10 +223,38 @@ def test_a_box_keeps_the_minus_that_stands_before_it(written: str):
         "\u221e - \\boxed{3}",
         "---\n\\boxed{3}",
         "***\n\\boxed{3}",
+        r"$180^\circ -\boxed{3}$",
+        r"$AC = AB -\boxed{3}$",
+        r"$y = mx -\boxed{3}$",
+        r"$\lfloor x \rfloor -\boxed{3}$",
+        r"$f^\prime -\boxed{3}$",
+        r"$A^\top -\boxed{3}$",
     ],
 )
 def test_a_dash_that_is_no_sign_does_not_get_into_a_box(text: str):
     assert math_answer(read_turn(text)) == "3"
+
+
+@pytest.mark.parametrize("mark", ["* ", "(a) ", "1) ", "1. "])
+def test_a_minus_behind_the_mark_of_a_list_is_a_sign(mark: str):
+    assert math_answer(read_turn(mark + r"-\boxed{3}")) == "-3"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("\u7b54\u6848\u662f73\u3002", "73"),
+        ("\u7b54\u3048\u306f73\u3067\u3059", "73"),
+        ("\ub2f5\uc740 73\uc785\ub2c8\ub2e4", "73"),
+        ("73\u5143", "73"),
+        ("\u7b54\u6848\u662f-73", "-73"),
+        ("73\u00b0C", "73"),
+        ("-73 \u00b0C", "-73"),
+    ],
+)
+def test_a_number_stands_alone_beside_words_without_blanks(text: str, answer: str):
+    assert math_answer(read_turn(text), number=True) == answer
+    assert number_of(text) == answer
 
 
 @pytest.mark.parametrize("part", [r"\a{}", r"\a {}", r"\kern1pt", r"\ ", "$", "{", "- ", "minus "])

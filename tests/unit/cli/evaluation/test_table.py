@@ -13,10 +13,11 @@ import pytest
 from agent_r1.cli import main as cli
 from agent_r1.cli.evaluation.evaluate import evaluation_facts, questioning
 from agent_r1.cli.evaluation.table import results_of
-from agent_r1.cli.evaluation.table_plan import PlannedRun, read_plan
+from agent_r1.cli.evaluation.table_plan import PlannedRun, component_differences, read_plan
 from agent_r1.config.run import write_config
 from agent_r1.evaluation.answers import make_answer
 from agent_r1.evaluation.main import EvaluationRun
+from agent_r1.reward.config import RewardConfig
 from agent_r1_deploy import local_table
 from agent_r1_deploy.local_table import TableRun
 from agent_r1_deploy.supervisor import ServiceError
@@ -368,6 +369,37 @@ def test_scores_are_in_the_order_of_the_questions_and_say_which_failed(folder: P
     assert json.loads((cells / "small_base_tool_call.json").read_text())["scores"] == {
         "held_out": [1.0, 0.5, 0.0]
     }
+
+
+def test_a_baseline_that_was_asked_everything_is_kept_if_more_is_measured(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    finish(read_plan(folder / "table.toml", out=folder / "out").methods[0].runs[0], [1.0])
+    answer_baseline(folder, 1.0)
+    command = ("--only", "grpo,base_tool_call", "--seeds", "0")
+    more = ("--set", "reward.components.exact_match=1.0", "--set", "reward.components.f1=0.0")
+    assert table(folder, *command, *more) == 0
+    shutil.rmtree(folder / "out" / "runs")
+    assert table(folder, *command, "--set", "reward.components.exact_match=0.5") == 2
+    assert "reward.components is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "measure", "differs"),
+    [
+        ({"exact_match": 1.0}, {"exact_match": 1.0, "f1": 0.0}, "exact_match", False),
+        ({"exact_match": 1.0}, {"f1": 1.0, "exact_match": 1.0}, "exact_match", True),
+        ({"answered": 1.0}, {"answered": 1.0, "exact_match": 0.0}, "exact_match", True),
+    ],
+)
+def test_components_that_are_measured_only_make_no_difference(
+    there: dict[str, float], here: dict[str, float], measure: str, differs: bool
+):
+    reward = RewardConfig(components=here)
+    assert bool(component_differences(there, reward, measure)) == differs
+    # The paper's rule weighs none of them, and measures its own two always.
+    paper = RewardConfig(rule="paper", components=dict.fromkeys(here, 0.0))
+    assert not component_differences(there, paper, measure)
 
 
 def test_a_baseline_that_has_a_cell_is_not_asked_again(folder: Path):

@@ -183,7 +183,9 @@ def test_a_table_needs_its_measure_as_a_component(folder: Path):
         plan_of(folder, TABLE_TOML, without)
     assert plan_of(folder, TABLE_TOML, 'reward.components={"answered" = 1.0, "exact_match" = 0.0}')
     assert plan_of(folder, f'measure = "answered"\n{TABLE_TOML}', without).measure == "answered"
-    with pytest.raises(ConfigError, match=r"measures exact_match only; add .*answered = 0\.0, or"):
+    with pytest.raises(
+        ConfigError, match=r"measures exact_match only; add .*answered = 0\.0 }, or"
+    ):
         plan_of(folder, f'measure = "answered"\n{TABLE_TOML}')
     of_the_rule = 'reward={rule = "paper", components = {"answered" = 0.0}}'
     assert plan_of(folder, f'measure = "format"\n{TABLE_TOML}', of_the_rule).measure == "format"
