@@ -24,6 +24,8 @@ EQUAL_SHARE = 0.95
 """So many groups whose rewards are all equal are said."""
 EQUAL_SHARE_OVER = 0.8
 """With fewer it is over: a policy that rarely succeeds does not begin and end all the time."""
+ANY = ""
+"""In the place of a tool's name."""
 FEWEST_CALLS = 8
 MOST_CALLS = 64
 """Calls of one tool that are looked at together."""
@@ -55,6 +57,7 @@ class LearningWatch:
         self._groups: deque[frozenset[float]] = deque(maxlen=size)
         """The rewards of each group."""
         self._calls: dict[str, deque[ToolCallRecord]] = {}
+        """By the tool; all calls together by ANY."""
         self._times: dict[str, deque[tuple[str, float]]] = {}
         """Instance and milliseconds of answered calls, by the tool."""
         self._found: Found = {}
@@ -70,10 +73,10 @@ class LearningWatch:
     def saw_calls(self, trajectory: Trajectory) -> None:
         """Note the tool calls of a trajectory."""
         for call in trajectory.calls():
-            name = "" if call.status == "unknown_tool" else call.tool
-            self._calls.setdefault(name, deque(maxlen=MOST_CALLS)).append(call)
+            for name in (ANY, *([call.tool] if call.status != "unknown_tool" else [])):
+                self._calls.setdefault(name, deque(maxlen=MOST_CALLS)).append(call)
             if call.instance and call.status in ("ok", "error"):
-                times = self._times.setdefault(name, deque(maxlen=MOST_TIMED))
+                times = self._times.setdefault(call.tool, deque(maxlen=MOST_TIMED))
                 times.append((call.instance, call.latency_ms))
 
     def look(self) -> Found:
@@ -110,16 +113,19 @@ class LearningWatch:
         self, tool: str, calls: Sequence[ToolCallRecord]
     ) -> Iterator[tuple[str, tuple[str, str]]]:
         kind = f"learning:failing_calls:{tool}"
-        answered = sum(call.status == "ok" for call in calls)
+        if tool == ANY:  # of these, whether they are of a tool at all
+            answered = sum(call.status != "unknown_tool" for call in calls)
+        else:
+            answered = sum(call.status == "ok" for call in calls)
         most = ANSWERED_SHARE_OVER * len(calls) if kind in self._found else 0
         if len(calls) < FEWEST_CALLS or answered > most:
             return
         reasons = Counter(call_error(call) or call.error or call.status for call in calls)
-        whose = f"tool {tool!r}" if tool else "tools that there are not, or that cannot be read,"
+        failed = "named no tool, or cannot be read" if tool == ANY else f"of tool {tool!r} failed"
         yield (
             kind,
             (
-                f"each of the last {len(calls)} calls of {whose} failed (most often: "
+                f"each of the last {len(calls)} calls {failed} (most often: "
                 f"{reasons.most_common(1)[0][0]})",
                 "correct the tool, or show the model in the prompt how it is called",
             ),

@@ -94,6 +94,18 @@ def test_names_of_tools_that_the_model_makes_up_are_counted_together():
     assert list(after(watch(), calls)) == ["learning:failing_calls:"]
 
 
+def test_calls_of_no_tool_are_said_while_nearly_all_calls_are_such():
+    looking, made_up = watch(), call("unknown_tool")
+    # A few among many that are answered, as any policy makes them, never add up.
+    for _ in range(8):
+        assert after(looking, [*[call("ok")] * 9, made_up]) == {}
+    (kind,) = found = after(looking, [made_up] * 64)
+    assert found[kind][0].startswith("each of the last 64 calls named no tool, or cannot be read")
+    # Over once more than a tenth of them are calls of a tool.
+    assert list(after(looking, [call("ok")] * 6)) == [kind]
+    assert after(looking, [call("ok")]) == {}
+
+
 def test_an_instance_that_is_thirty_times_slower_than_its_peers_is_said_until_it_is_not():
     looking = watch()
     fast = [call("ok", instance="one", ms=50.0)] * 5
