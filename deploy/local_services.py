@@ -8,6 +8,7 @@ round, the learner first, so that it can checkpoint while everything it talks to
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 import socket
@@ -25,6 +26,7 @@ from agent_r1_deploy.local_folder import REDIS_PASSWORD_FILE, REDIS_URL_FILE, TO
 from agent_r1_deploy.local_scorers import describe, scorer_servers
 from agent_r1_deploy.service import ServiceSpec
 from agent_r1_deploy.supervisor import RestartPolicy, ServiceError, Supervisor
+from agent_r1_proto.streams import Broker
 from agent_r1_service.config import REDIS_PASSWORD_VARIABLE, split_password
 from agent_r1_service.exit_status import EXIT_LOSSES
 from agent_r1_service.files.own_folder import OwnFolder
@@ -65,6 +67,9 @@ def holds_sockets(folder: Path) -> bool:
         return False
     path.unlink()
     return True
+
+
+LETTERS_TIMEOUT_S = 2.0
 
 
 class LocalServices:
@@ -121,11 +126,23 @@ class LocalServices:
             policy=RestartPolicy(placement.max_restarts, placement.restart_window_s),
             report=report,
             environment=self._base_environment(),
+            explained=self._count_letters,
         )
         replicas = len(self._placement.rollout)
         names = ["rollout"] if replicas == 1 else [f"rollout-{i}" for i in range(replicas)]
         self._rollout_places = dict(zip(names, self._placement.rollout, strict=True))
         self.supervisor.expect(*config.started_tools(), "reward", *names)
+
+    async def _count_letters(self) -> int:
+        """Return how many entries were dead-lettered, as those are that end processes."""
+        try:
+            async with (
+                asyncio.timeout(LETTERS_TIMEOUT_S),
+                await Broker.connect(self.redis_url, self._config.run.id) as broker,
+            ):
+                return await broker.dead_letter_count()
+        except (TimeoutError, OSError, ValueError):  # Redis's own death among them
+            return 0
 
     def _base_environment(self) -> dict[str, str]:
         # config.json holds what the variables said; above it they would beat --set.

@@ -98,6 +98,9 @@ class ServiceProcess:
     url: str = ""
     port: int | None = None
     deaths: deque[float] = field(default_factory=deque)
+    """When it died: within the window, and since the last death that is explained."""
+    explained: int = 0
+    """Deaths of services that were explained when it died last."""
     restart_asked: bool = False
     oom_kills: int | None = None
     """Of the machine, when the process of the moment was started."""
@@ -177,7 +180,7 @@ def _advice_on_kill(oom_kills_before: int | None) -> str:
     now = oom_kills()
     known = now is not None and oom_kills_before is not None
     if known and now == oom_kills_before:
-        return "; memory did not run out, so a user or another program ended it"
+        return "; memory did not run out, so code of its own, a user or another program ended it"
     return (
         ("; memory ran out: " if known else "; if memory ran out, ")
         + "lower rollout.kv_cache_gib, rollout.max_concurrent, "

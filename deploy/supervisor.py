@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +51,7 @@ class ServiceError(RuntimeError):
 class RestartPolicy:
     """How often a service may die before the run is given up."""
 
-    max_restarts: int = 3
+    max_restarts: int = 4
     window_s: float = 300.0
 
 
@@ -88,8 +88,19 @@ class Supervisor:
         policy: RestartPolicy | None = None,
         report: Callable[[str], None] | None = None,
         environment: Mapping[str, str] | None = None,
+        explained: Callable[[], Awaitable[int]] | None = None,
     ) -> None:
-        """Prepare; starts nothing. Without `environment`, services get that of this process."""
+        """Prepare; starts nothing.
+
+        Args:
+            log_dir: gets the services' logs.
+            policy: of restarts.
+            report: called with each line the user must see.
+            environment: of the services; None: that of this process.
+            explained: returns how many entries have been found out to end processes; with one more,
+                earlier deaths of a service no longer count.
+        """
+        self._explained = explained
         self._environment = dict(os.environ if environment is None else environment)
         self._log_dir = log_dir
         self._policy = policy or RestartPolicy()
@@ -302,7 +313,7 @@ class Supervisor:
                     name, how = service.spec.name, service.describe_exit(code)
                     self._settle(ServiceError(f"{name} stopped ({how}): {full}"))
                     return
-                if not self._may_restart(service, code):
+                if not await self._may_restart(service, code):
                     what = f"stopped: {service.describe_exit(code)}"
                     if code != EXIT_REASON:
                         what += f" ({len(service.deaths)} times)"
@@ -318,8 +329,12 @@ class Supervisor:
             service.restart_asked = False
             await self._restart(service)
 
-    def _may_restart(self, service: ServiceProcess, code: int) -> bool:
+    async def _may_restart(self, service: ServiceProcess, code: int) -> bool:
         now = time.monotonic()
+        explained = 0 if self._explained is None else await self._explained()
+        if explained > service.explained:
+            service.deaths.clear()
+        service.explained = max(explained, service.explained)
         service.deaths.append(now)
         while service.deaths[0] < now - self._policy.window_s:
             service.deaths.popleft()

@@ -50,9 +50,10 @@ class PlacementConfig(StrictConfig):
     """Longest a service may take to be up, in seconds."""
     stop_timeout_s: Annotated[float, Field(gt=0)] = 60.0
     """Time a service gets to stop cleanly (the learner checkpoints), in seconds."""
-    max_restarts: Annotated[int, Field(ge=0)] = 3
-    """Restarts of one service within `restart_window_s`; one more death stops the run."""
-    restart_window_s: Annotated[float, Field(gt=0)] = 300.0
+    max_restarts: Annotated[int, Field(ge=0)] = 4
+    """Restarts of one service within `restart_window_s`; one more death stops the run. With each
+    entry that is dead-lettered, as those are that end processes, they are counted anew."""
+    restart_window_s: Annotated[float, Field(gt=0)] = 600.0
     """Deaths older than this are forgotten, in seconds."""
     metrics_server: ListenConfig = ListenConfig()
     """Where the launcher listens: its `GET /metrics`, and `GET /targets`, by which Prometheus finds

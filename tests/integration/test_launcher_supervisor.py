@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx
@@ -34,11 +34,14 @@ class Scene:
         self.journal.touch()
         self.reports: list[str] = []
 
-    def supervisor(self, **policy: float) -> Supervisor:
+    def supervisor(
+        self, *, explained: Callable[[], Awaitable[int]] | None = None, **policy: float
+    ) -> Supervisor:
         return Supervisor(
             self.folder / "logs",
             policy=RestartPolicy(**policy),  # pyright: ignore[reportArgumentType]
             report=self.reports.append,
+            explained=explained,
         )
 
     def spec(self, name: str, *options: str, **changes: object) -> ServiceSpec:
@@ -198,7 +201,7 @@ async def test_a_killed_service_restarts_on_its_port_without_its_old_children(sc
     async with httpx.AsyncClient(trust_env=False) as client:
         assert (await client.get(f"{url}/healthz")).status_code == 200
     assert any(
-        line.startswith("!! tool died (killed by SIGKILL") and "1 of 3" in line
+        line.startswith("!! tool died (killed by SIGKILL") and "1 of 4" in line
         for line in scene.reports
     )
     await supervisor.stop()
@@ -260,6 +263,25 @@ async def test_deaths_outside_the_window_are_forgotten(scene: Scene):
         num_reports = len(scene.reports)
         os.kill(int(scene.lines("start")[-1][1]), signal.SIGKILL)
         await until(lambda seen=num_reports: "tool is up again" in scene.reports[seen:])
+    await supervisor.stop()
+
+
+async def test_deaths_that_a_dead_letter_explains_are_forgotten(scene: Scene):
+    letters = [0]
+
+    async def explained() -> int:
+        return letters[-1]
+
+    supervisor = scene.supervisor(explained=explained, max_restarts=1)
+    await supervisor.start(scene.spec("reward"))
+    for number in (0, 1, 2):  # each death but the first comes after another letter
+        letters.append(number)
+        num_reports = len(scene.reports)
+        os.kill(int(scene.lines("start")[-1][1]), signal.SIGKILL)
+        await until(lambda seen=num_reports: "reward is up again" in scene.reports[seen:])
+    os.kill(int(scene.lines("start")[-1][1]), signal.SIGKILL)
+    with pytest.raises(ServiceError, match=r"reward stopped: killed by SIGKILL.* \(2 times\)"):
+        await asyncio.wait_for(supervisor.wait(), WAIT_S)
     await supervisor.stop()
 
 
@@ -457,7 +479,7 @@ async def test_what_a_service_says_to_the_terminal_is_reported_while_it_goes_on(
 @pytest.mark.parametrize(
     ("before", "now", "says"),
     [
-        (3, 3, "; memory did not run out, so a user or another program ended it"),
+        (3, 3, "; memory did not run out, so code of its own, a user or another program ended it"),
         (3, 4, "; memory ran out: lower rollout.kv_cache_gib"),
         (None, 4, "; if memory ran out, lower rollout.kv_cache_gib"),
         (3, None, "; if memory ran out, lower rollout.kv_cache_gib"),
