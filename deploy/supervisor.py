@@ -51,7 +51,7 @@ class ServiceError(RuntimeError):
 class RestartPolicy:
     """How often a service may die before the run is given up."""
 
-    max_restarts: int = 4
+    max_restarts: int = 6
     window_s: float = 300.0
 
 

@@ -50,7 +50,7 @@ class PlacementConfig(StrictConfig):
     """Longest a service may take to be up, in seconds."""
     stop_timeout_s: Annotated[float, Field(gt=0)] = 60.0
     """Time a service gets to stop cleanly (the learner checkpoints), in seconds."""
-    max_restarts: Annotated[int, Field(ge=0)] = 4
+    max_restarts: Annotated[int, Field(ge=0)] = 6
     """Restarts of one service within `restart_window_s`; one more death stops the run. With each
     entry that is dead-lettered, as those are that end processes, they are counted anew."""
     restart_window_s: Annotated[float, Field(gt=0)] = 600.0

@@ -201,7 +201,7 @@ async def test_a_killed_service_restarts_on_its_port_without_its_old_children(sc
     async with httpx.AsyncClient(trust_env=False) as client:
         assert (await client.get(f"{url}/healthz")).status_code == 200
     assert any(
-        line.startswith("!! tool died (killed by SIGKILL") and "1 of 4" in line
+        line.startswith("!! tool died (killed by SIGKILL") and "1 of 6" in line
         for line in scene.reports
     )
     await supervisor.stop()
