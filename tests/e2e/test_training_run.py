@@ -205,7 +205,7 @@ class Evaluated:
 @pytest.fixture(scope="module")
 def evaluated(resumed_run: ResumedRun, tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
     out = tmp_path_factory.mktemp("evaluated")
-    options = ["reward.components={exact_match = 1.0, answered = 0.0}"]
+    options = ["reward.components={exact_match = 1.0, answered = 0.0, f1 = 0.0}"]
     config = with_policy(load_config(resumed_run.config, options).config, str(resumed_run.folder))
     decoding = Decoding(method="beam", candidates=3, keep=2, scorer="answered")
     greedy = questioning(config, "agent")
