@@ -167,10 +167,11 @@ _COPULAS = (
 _SYMBOLS = (
     r"alpha|beta|gamma|delta|(?:var)?epsilon|zeta|eta|(?:var)?theta|kappa|lambda|mu|nu|xi|pi|rho"
     r"|sigma|tau|(?:var)?phi|chi|psi|omega|infty|ell|hbar|[cl]?dots"
-    r"|circ|degree|prime|top|dagger|r(?:floor|ceil|vert|angle)"
+    r"|circ|degree|prime|top|ast|star|dagger|r(?:floor|ceil|vert|angle)|[vV]ert"
+    r"|emptyset|varnothing|partial|nabla|iota|upsilon|var(?:rho|sigma|pi)"
 )
 _OPERAND = re.compile(
-    r"(?:[\d)\]}%!\u00b0|'\u2032\u00b2\u00b3\u221e]|\d[€£¥₹]|(?<![^\W\d_])[a-zA-Z\u03b1-\u03c9]"
+    r"(?:[\d)\]}%!\u00b0|'\u2032\u00b2\u00b3\u221e]|\d\s?[€£¥₹]|(?<![^\W\d_])[a-zA-Z\u03b1-\u03c9]"
     rf"|\\(?:{_SYMBOLS})|[\d$][ \t]*(?!(?:{_COPULAS})\Z)[^\W\d_]{{1,40}})\Z",
     re.IGNORECASE,
 )
@@ -185,8 +186,14 @@ _RELATION = re.compile(r"\\[a-zA-Z]+\Z")
 _LIST_MARK = re.compile(r"(?:[*+\u2022-]|\(?(?:\d{1,3}|[a-z])[.)])\Z")
 _UNSPACED = "\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff"
 """Letters of languages that put no blank between words."""
-_UNSPACED_WORDS = re.compile(rf"(?<!\d)[{_UNSPACED}]{{2,}}\Z")
-_AT_NUMBER = re.compile(rf"(?<=[{_UNSPACED}])(?=-?\d)|(?<=\d)(?=[{_UNSPACED}])")
+_UNSPACED_COPULA = "(?:[\u662f\u4e3a\u70ba\u5f97\u306f\uc740\ub294]|\u7b49[\u4e8e\u65bc])"
+_UNSPACED_IS = re.compile(rf"[{_UNSPACED}]{_UNSPACED_COPULA}\Z")
+_AT_NUMBER = re.compile(
+    rf"(?<=[{_UNSPACED}])(?=\d)|(?<=\d)(?=[{_UNSPACED}])"
+    r"|(?<=[\u662f\u4e3a\u70ba\u5f97\u306f\uc740\ub294\u4e8e\u65bc])(?=-\d)"
+)
+_PRODUCT = re.compile(rf"[=+*/(<>-]\s*(?!(?:{_COPULAS})\Z)[a-zA-Z]{{2,4}}\Z", re.IGNORECASE)
+"""Variables behind an operator: the end of AC = AB."""
 _ELLIPSIS = re.compile(r"(?<![\d.])\.{2,}(?=\d)")
 _AROUND = ' \t\n=\u2248:;,.\u2026"\u201c\u201d'
 _BEFORE = re.compile(
@@ -194,7 +201,7 @@ _BEFORE = re.compile(
 )  # the dot of .5 stays
 _WORD = re.compile(rf"[^\W\d_]{{2,}}|[{_UNSPACED}]|\u00b0\s?[CF]\b")
 _COMMAND = re.compile(r"\\(?![dt]?frac)[a-zA-Z]")
-_CHOICE = re.compile(r"\d\W*\s(?:or|to)\s\W*\d")
+_CHOICE = re.compile(r"\d\W*\s(?:or|to)\s\W*\d|\d\s*(?:\u6216|\u5230|\u81f3|\ub610\ub294)\s*\d")
 
 
 def last_number(text: str) -> str | None:
@@ -250,31 +257,24 @@ def _is_sign(before: str, dash: re.Match[str], *, bullet: bool) -> bool:
         return True  # it begins a formula
     if formula:  # which is nothing but the dash
         behind = _SPACED.sub("", behind[: formula.start()])
-    behind = _WORDS.sub(r"\1", behind.rstrip("$")).rstrip()
+    behind = _WORDS.sub(r" \1", behind.rstrip("$")).rstrip()
     if not behind:
         return not (bullet and spaced)
     if dash["dash"].lower() == "negative":
         return True
-    if _LIST_MARK.fullmatch(behind) or _UNSPACED_WORDS.search(behind):
+    if (_LIST_MARK.fullmatch(behind) and not spaced) or _UNSPACED_IS.search(behind):
         return True
-    if behind[-1] in "-+*/" or _OPERAND.search(behind):
+    if behind[-1] in "-+*/" or _OPERAND.search(behind) or _PRODUCT.search(behind):
         return False
     if _RELATION.search(behind):
         return True
     word = _LAST_WORD.search(behind)
     if word is None:
         return not behind[-1].isalnum()
-    if not formula and _opens_formula(before) and not re.fullmatch(_COPULAS, word[0]):
-        return False  # a product of variables: AB - 3
     attached = dash["dash"] == "-" and not spaced and behind != before
     return attached or (
         re.fullmatch(_COPULAS, word[0], re.IGNORECASE) is not None and behind != before
     )
-
-
-def _opens_formula(before: str) -> bool:
-    """Return whether a text ends in the middle of a formula between dollars."""
-    return len(re.findall(r"(?<!\\)\$", before)) % 2 == 1
 
 
 def is_number(text: str) -> bool:

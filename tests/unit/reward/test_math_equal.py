@@ -183,6 +183,8 @@ NEGATIVE_BOXES = [
     "\u7b54\u6848\u662f-\\boxed{3}",
     "x \u662f -\\boxed{3}",
     "La risposta \u00e8 -\\boxed{3}",
+    r"Bob paid $13, leaving a balance of -\boxed{3}",
+    r"It costs $5 each. Hence -\boxed{3}",
 ]
 
 
@@ -229,6 +231,16 @@ def test_a_box_keeps_the_minus_that_stands_before_it(written: str):
         r"$\lfloor x \rfloor -\boxed{3}$",
         r"$f^\prime -\boxed{3}$",
         r"$A^\top -\boxed{3}$",
+        r"\(AC = AB -\boxed{3}\)",
+        r"$$y = mx -\boxed{3}$$",
+        r"$30^\circ\text{C} - \boxed{3}$",
+        r"$\partial - \boxed{3}$",
+        r"$x^\ast - \boxed{3}$",
+        "50 \u20ac - \\boxed{3}",
+        r"(b) - \boxed{3}",
+        r"1) - \boxed{3}",
+        "\u7b54\u6848 - \\boxed{3}",
+        "\u603b\u4ef7-\\boxed{3}",
     ],
 )
 def test_a_dash_that_is_no_sign_does_not_get_into_a_box(text: str):
