@@ -69,7 +69,7 @@ def holds_sockets(folder: Path) -> bool:
     return True
 
 
-LETTERS_TIMEOUT_S = 2.0
+DEADLY_TIMEOUT_S = 2.0
 
 
 class LocalServices:
@@ -126,21 +126,21 @@ class LocalServices:
             policy=RestartPolicy(placement.max_restarts, placement.restart_window_s),
             report=report,
             environment=self._base_environment(),
-            explained=self._count_letters,
+            explained=self._count_deadly,
         )
         replicas = len(self._placement.rollout)
         names = ["rollout"] if replicas == 1 else [f"rollout-{i}" for i in range(replicas)]
         self._rollout_places = dict(zip(names, self._placement.rollout, strict=True))
         self.supervisor.expect(*config.started_tools(), "reward", *names)
 
-    async def _count_letters(self) -> int:
-        """Return how many entries were dead-lettered, as those are that end processes."""
+    async def _count_deadly(self) -> int:
+        """Return how many entries were dead-lettered because they end processes."""
         try:
             async with (
-                asyncio.timeout(LETTERS_TIMEOUT_S),
+                asyncio.timeout(DEADLY_TIMEOUT_S),
                 await Broker.connect(self.redis_url, self._config.run.id) as broker,
             ):
-                return await broker.dead_letter_count()
+                return await broker.deadly_count()
         except (TimeoutError, OSError, ValueError):  # Redis's own death among them
             return 0
 

@@ -51,6 +51,7 @@ class Keys:
         self.scored = self.prefix + "scored_trajectories"
         self.dead_letters = self.prefix + "dead_letters"
         self.dead_letter_count = self.prefix + "dead_letters:count"
+        self.deadly_count = self.prefix + "dead_letters:deadly"
         self.newest_version = self.newest_version_of(DEFAULT_POLICY)
         self.incarnation = self.prefix + "incarnation"
         self.heartbeat = self.prefix + "learner"

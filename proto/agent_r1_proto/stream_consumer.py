@@ -495,6 +495,8 @@ class StreamConsumer(Generic[M]):
         )
         publish = await self.on_deadly(entry.message, reason)
         await self._dead_letter(entry.entry_id, None, reason, publish)
+        deadly = self.broker.keys.deadly_count
+        await self.broker.retrying(lambda: self.broker.redis.incr(deadly), "count deadly entry")
         return True
 
     async def _claim(self, ids: Sequence[str], idle_ms: int) -> list[Entry[M]]:

@@ -106,6 +106,11 @@ class Broker(RedisConnection):
         key = self.keys.dead_letter_count
         return int(await self.retrying(lambda: self.redis.get(key), "dead letters") or 0)
 
+    async def deadly_count(self) -> int:
+        """Return how many of those entries ended processes."""
+        key = self.keys.deadly_count
+        return int(await self.retrying(lambda: self.redis.get(key), "deadly entries") or 0)
+
     async def forget_training(self) -> None:
         """Delete everything of a finished run but what its services say of themselves.
 
@@ -115,7 +120,7 @@ class Broker(RedisConnection):
         streams = (keys.tasks, keys.trajectories, keys.scored)
         names = [*map(keys.failures, streams), *map(keys.suspects, streams)]
         names += [keys.newest_version, keys.incarnation, keys.join_offer, keys.heartbeat]
-        names += [keys.dead_letters, keys.dead_letter_count]
+        names += [keys.dead_letters, keys.dead_letter_count, keys.deadly_count]
         names += [keys.failure_counts, keys.first_failures]
 
         async def forget() -> None:

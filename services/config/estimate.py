@@ -355,7 +355,10 @@ def rollout_parts(config: Config, size: ModelSize, gpu_bytes: float | None) -> l
     own, parts = value_bytes(config.model.dtype), config.rollout.tensor_parallel_size
     weights = Part("weights", size.weights * own / parts)
     if gpu_bytes is None:
-        return [weights, Part("KV cache (rollout.kv_cache_gib)", config.rollout.kv_cache_gib * GIB)]
+        # vLLM keeps another copy of embedding and head, packed for its kernels.
+        packed = 2 * size.vocabulary * size.hidden * own / parts
+        cache = Part("KV cache (rollout.kv_cache_gib)", config.rollout.kv_cache_gib * GIB)
+        return [Part("weights", weights.size + packed), cache]
     engine = ENGINE + (NCCL if parts > 1 else 0)
     left = config.rollout.gpu_memory_utilization * gpu_bytes - weights.size - engine
     return [weights, Part("KV cache (what is left)", left), Part("CUDA, graphs, steps", engine)]

@@ -52,7 +52,7 @@ class PlacementConfig(StrictConfig):
     """Time a service gets to stop cleanly (the learner checkpoints), in seconds."""
     max_restarts: Annotated[int, Field(ge=0)] = 6
     """Restarts of one service within `restart_window_s`; one more death stops the run. With each
-    entry that is dead-lettered, as those are that end processes, they are counted anew."""
+    entry that is dead-lettered because it ends processes, they are counted anew."""
     restart_window_s: Annotated[float, Field(gt=0)] = 600.0
     """Deaths older than this are forgotten, in seconds."""
     metrics_server: ListenConfig = ListenConfig()

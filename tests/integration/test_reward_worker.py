@@ -331,6 +331,7 @@ async def test_a_trajectory_that_kills_its_process_is_dead_lettered_and_the_rest
         f"reward_error: task {task_id!r}: its scoring ended 2 processes while nothing else was in "
         f"flight there, as a crash or a lack of memory does; the last time in {name}",
     )
+    assert await broker.deadly_count() == 1
     [letter] = await broker.dead_letters()
     assert letter.key == records[0].rollout_id
     assert letter.reason.endswith(name)

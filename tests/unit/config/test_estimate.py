@@ -193,9 +193,9 @@ def test_the_kv_cache_of_a_gpu_is_what_is_left():
     assert parts[1].size == pytest.approx(0.85 * 10e9 - 2000 - ENGINE - NCCL)
 
 
-def test_a_cpu_engine_has_its_weights_and_the_cache_that_was_asked_for():
+def test_a_cpu_engine_keeps_embedding_and_head_packed_too():
     weights, cache = rollout_parts(config(rollout={"kv_cache_gib": 2}), SIZE, None)
-    assert weights.size == 4000
+    assert weights.size == 4000 + 2 * 32 * 8 * 4
     assert cache.size == 2 * 2**30
 
 
@@ -263,5 +263,5 @@ def test_adapters_alone_have_gradients_optimizer_versions_and_state():
     # 4 checkpoints of 12 + 4 bytes a weight; versions of 4 bytes, one of them being written.
     assert checkpoints.size == 4 * 100 * 16
     assert versions.size == (lora.learner.keep_versions + 1) * 100 * 4
-    # The engine of a CPU serves the model as it is, with no head of its own.
-    assert rollout_parts(lora, size, None)[0].size == 4000
+    # The engine of a CPU serves the model as it is, and keeps embedding and head packed too.
+    assert rollout_parts(lora, size, None)[0].size == 4000 + 2 * 32 * 8 * 4
