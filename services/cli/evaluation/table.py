@@ -41,7 +41,7 @@ from agent_r1.cli.evaluation.table_plan import (
 )
 from agent_r1.config.packages import installed_version
 from agent_r1.config.run import Config, ConfigError
-from agent_r1.evaluation.answers import key_of, named_components, write_json
+from agent_r1.evaluation.answers import Facts, key_of, named_components, write_json
 from agent_r1.evaluation.main import EvaluationRun
 from agent_r1.evaluation.summary import summary_lines
 from agent_r1.evaluation.table.config import BASELINE_TITLES, EXACT_MATCH, Baseline
@@ -169,9 +169,8 @@ def _evaluation(plan: TablePlan, name: Baseline, *, overwrite: bool) -> Evaluati
     if overwrite:
         _wall_file(plan, name).unlink(missing_ok=True)
     facts, there = evaluation_facts(plan.base), named_components(plan.answers(name))
-    if there and not component_differences(there, plan.base.reward, plan.measure):
-        facts["reward.components"] = dict(there)  # finished answers are kept
-    try:
+
+    def run(facts: Facts) -> EvaluationRun:
         return EvaluationRun(
             sets=plan.base.evaluation.sets,
             questioning=questioning(plan.base, name),
@@ -179,6 +178,13 @@ def _evaluation(plan: TablePlan, name: Baseline, *, overwrite: bool) -> Evaluati
             facts=facts,
             overwrite=overwrite,
         )
+
+    try:
+        if not overwrite and not component_differences(there, plan.base.reward, plan.measure):
+            earlier = run({**facts, "reward.components": dict(there)})
+            if not earlier.left:  # what is finished is kept
+                return earlier
+        return run(facts)
     except ValueError as exc:
         raise ConfigError(f"baseline {name}: {exc}") from exc
 

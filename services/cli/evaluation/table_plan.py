@@ -312,6 +312,7 @@ def _without_watching(settings: Mapping[str, JsonValue], measure: str) -> dict[s
 
     def watches(key: str, value: JsonValue) -> bool:
         measured = key.startswith(COMPONENTS) and (paper or value == 0.0)
+        measured |= f"{key}." == COMPONENTS and value == {}
         return key.startswith(CANARY) or (measured and key not in compared)
 
     return {key: value for key, value in settings.items() if not watches(key, value)}

@@ -384,6 +384,18 @@ def test_a_baseline_that_was_asked_everything_is_kept_if_more_is_measured(
     assert "reward.components is" in capsys.readouterr().err
 
 
+def test_a_baseline_that_is_half_asked_is_not_mixed(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    finish(read_plan(folder / "table.toml", out=folder / "out").methods[0].runs[0], [1.0])
+    answer_baseline(folder, 1.0)
+    file = read_plan(folder / "table.toml", out=folder / "out").answers("base_tool_call")
+    file.write_text("")
+    more = ("--set", "reward.components.exact_match=1.0", "--set", "reward.components.f1=0.0")
+    assert table(folder, "--only", "grpo,base_tool_call", "--seeds", "0", *more) == 2
+    assert "reward.components is" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("there", "here", "measure", "differs"),
     [
@@ -400,6 +412,7 @@ def test_components_that_are_measured_only_make_no_difference(
     # The paper's rule weighs none of them, and measures its own two always.
     paper = RewardConfig(rule="paper", components=dict.fromkeys(here, 0.0))
     assert not component_differences(there, paper, measure)
+    assert not component_differences({}, paper, measure)
 
 
 def test_a_baseline_that_has_a_cell_is_not_asked_again(folder: Path):
