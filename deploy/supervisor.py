@@ -52,7 +52,7 @@ class RestartPolicy:
     """How often a service may die before the run is given up."""
 
     max_restarts: int = 6
-    window_s: float = 300.0
+    window_s: float = 1800.0
 
 
 def _full_disk(folder: Path) -> str | None:

@@ -53,7 +53,7 @@ class PlacementConfig(StrictConfig):
     max_restarts: Annotated[int, Field(ge=0)] = 6
     """Restarts of one service within `restart_window_s`; one more death stops the run. With each
     entry that is dead-lettered because it ends processes, they are counted anew."""
-    restart_window_s: Annotated[float, Field(gt=0)] = 600.0
+    restart_window_s: Annotated[float, Field(gt=0)] = 1800.0
     """Deaths older than this are forgotten, in seconds."""
     metrics_server: ListenConfig = ListenConfig()
     """Where the launcher listens: its `GET /metrics`, and `GET /targets`, by which Prometheus finds
