@@ -178,6 +178,9 @@ _OPERAND = re.compile(
 """What a minus behind it is subtracted from: 10, x, \\pi, (a + b), 5!, 10 apples"""
 _FORMULA = re.compile(r"(?:\\[(\[]|(?<![^\s])\${1,2})\Z")
 """Where a formula begins: $ with nothing before it but a blank."""
+_OPENED = re.compile(r"(?<!\S)(?:\*{2,3}|_{2,3})(?=\$*\Z)")
+"""Marks of bold text that begins with the minus."""
+_BEGIN = re.compile(r"\\begin\{[a-z]{1,20}\*?\}(?:\{[^{}]{0,20}\})?\Z")
 _END_OF_FORMULA = ("$", r"\)", r"\]")
 _WORDS = re.compile(r"\\(?:text|mbox|mathrm)[a-z]{0,6}\{([^{}]*)\}\Z")
 _LAST_WORD = re.compile(r"(?<![\w-])[^\W\d_]+\Z")
@@ -251,7 +254,9 @@ def boxed_with_sign(before: str, boxed: str, after: str) -> str:
 def _is_sign(before: str, dash: re.Match[str], *, bullet: bool) -> bool:
     """Return whether a dash is the sign of what follows, and not a minus, a bullet or a hyphen."""
     spaced = bool(re.search(r"\s", dash["gap"]))
-    behind = _SPACED.sub("", before)
+    behind = _OPENED.sub("", _SPACED.sub("", before))
+    if _BEGIN.search(behind):
+        return True
     formula = _FORMULA.search(behind)
     if formula and not dash["gap"].startswith(_END_OF_FORMULA):
         return True  # it begins a formula

@@ -185,6 +185,12 @@ NEGATIVE_BOXES = [
     "La risposta \u00e8 -\\boxed{3}",
     r"Bob paid $13, leaving a balance of -\boxed{3}",
     r"It costs $5 each. Hence -\boxed{3}",
+    r"**-\boxed{3}**",
+    r"**$-\boxed{3}$**",
+    r"**-\boxed 3**",
+    r"<answer>**$-\boxed{3}$**</answer>",
+    r"\begin{align*}-\boxed{3}\end{align*}",
+    r"\begin{aligned} -\boxed{3}\end{aligned}",
 ]
 
 
