@@ -1,9 +1,6 @@
 """The policy as the loss needs it: token ids in, log-probabilities of chosen tokens out.
 
-ranks.messages.MicroBatch --> PolicyModule (decoder, then LogprobHead) --logprobs, entropy--> losses
-
-Logits exist for `chunk_tokens` positions at a time, forward and backward; a [T, vocab] tensor is
-never built. The head is a module of its own, so that DeepSpeed's hooks gather its weight.
+ranks.messages.MicroBatch --> PolicyModule (decoder, then head.py) --logprobs, entropy--> losses
 
 Dimension key: B, L = rows and columns of a micro-batch, N = trained tokens, H = hidden size,
 V = vocabulary size.
@@ -30,7 +27,8 @@ from agent_r1.learner.engine.attention import (
     plan_attention,
 )
 from agent_r1.learner.engine.division import gathered_in_turn
-from agent_r1.learner.engine.linear import multiply, use_fast_products
+from agent_r1.learner.engine.head import LogprobHead
+from agent_r1.learner.engine.linear import use_fast_products
 from agent_r1_service.config import ModelConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -40,114 +38,12 @@ CHECKED_ATTENTION = "sdpa"
 """What a model is checked with on the CPU, where flash attention does not run."""
 
 
-class _ChunkedLogprobs(torch.autograd.Function):
-    """Log-probability and entropy from hidden states, recomputing logits in the backward pass."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        targets: torch.Tensor,
-        temperatures: torch.Tensor,
-        chunk_tokens: int,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        logprobs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
-        entropies = torch.empty_like(logprobs)
-        for start in range(0, len(targets), chunk_tokens):
-            chunk = slice(start, start + chunk_tokens)
-            scaled = _scaled_logits(hidden[chunk], weight, bias, temperatures[chunk])
-            log_p = torch.log_softmax(scaled, dim=-1)
-            logprobs[chunk] = log_p.gather(1, targets[chunk, None]).squeeze(1)
-            entropies[chunk] = -(log_p.exp() * log_p).sum(dim=-1)
-        ctx.save_for_backward(hidden, weight, bias, targets, temperatures)
-        ctx.chunk_tokens = chunk_tokens
-        ctx.set_materialize_grads(False)
-        return logprobs, entropies
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        grad_logprobs, grad_entropies = grads
-        hidden, weight, bias, targets, temperatures = ctx.saved_tensors
-        grad_hidden = torch.zeros_like(hidden)
-        # One addition per chunk: in bfloat16 the small ones would be lost. None where it is frozen.
-        grad_weight = grad_bias = None
-        if ctx.needs_input_grad[1]:
-            grad_weight = torch.zeros_like(weight, dtype=torch.float32)
-        if bias is not None and ctx.needs_input_grad[2]:
-            grad_bias = torch.zeros_like(bias, dtype=torch.float32)
-        for start in range(0, len(targets), ctx.chunk_tokens):
-            chunk = slice(start, start + ctx.chunk_tokens)
-            scaled = _scaled_logits(hidden[chunk], weight, bias, temperatures[chunk])
-            log_p = torch.log_softmax(scaled, dim=-1)
-            p = log_p.exp()
-            grad_logits = torch.zeros_like(p)
-            if grad_logprobs is not None:
-                grad = grad_logprobs[chunk, None]
-                grad_logits = p * -grad
-                grad_logits.scatter_add_(1, targets[chunk, None], grad)
-            if grad_entropies is not None:
-                # dH/dz_j = -p_j (log p_j + H)
-                entropy = -(p * log_p).sum(dim=-1, keepdim=True)
-                grad_logits -= grad_entropies[chunk, None] * p * (log_p + entropy)
-            grad_logits = (grad_logits / temperatures[chunk, None]).to(hidden.dtype)
-            grad_hidden[chunk] = multiply(grad_logits, weight.T, None)
-            if grad_weight is not None:
-                grad_weight += multiply(grad_logits.T, hidden[chunk].T, None).float()
-            if grad_bias is not None:
-                grad_bias += grad_logits.float().sum(dim=0)
-        return (
-            grad_hidden,
-            None if grad_weight is None else grad_weight.to(weight.dtype),
-            None if grad_bias is None or bias is None else grad_bias.to(bias.dtype),
-            None,
-            None,
-            None,
-        )
-
-
-def _scaled_logits(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    temperatures: torch.Tensor,
-) -> torch.Tensor:
-    """Return [n, V] float32 logits over temperature."""
-    return multiply(hidden, weight, bias).float() / temperatures[:, None]
-
-
 def parameter_names(model: nn.Module) -> dict[int, list[str]]:
     """Return the Hugging Face names of each parameter, by its id; more than one when tied."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     return names
-
-
-class LogprobHead(nn.Module):
-    """The vocabulary projection, giving log-probabilities instead of logits."""
-
-    def __init__(self, projection: nn.Linear, chunk_tokens: int) -> None:
-        super().__init__()
-        self.weight = projection.weight
-        self.bias = projection.bias
-        self.chunk_tokens = chunk_tokens
-
-    def forward(
-        self, hidden: torch.Tensor, targets: torch.Tensor, temperatures: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return [N] log-probabilities of `targets` and [N] entropies, float32, in nats.
-
-        Args:
-            hidden: [N, H] hidden states that predict the targets.
-            targets: [N] token ids.
-            temperatures: [N] each > 0; logits are divided by it.
-        """
-        result = _ChunkedLogprobs.apply(
-            hidden, self.weight, self.bias, targets, temperatures, self.chunk_tokens
-        )
-        return cast("tuple[torch.Tensor, torch.Tensor]", result)
 
 
 def decode(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from agent_r1.learner.algorithms.losses.ppo import clipped_policy_loss
+from agent_r1.learner.engine import head
+from agent_r1.learner.engine.head import LogprobHead
 from agent_r1.learner.engine.layout import build_microbatch
-from agent_r1.learner.engine.model import LogprobHead, PolicyModule, load_causal_model
+from agent_r1.learner.engine.model import PolicyModule, load_causal_model
 from agent_r1_service.config import ModelConfig
+from agent_r1_service.gpu_needs import Finding
 from tests.support.tiny_models import VOCABULARY, build_model, make_samples, save_model
 
 
@@ -47,6 +51,38 @@ def test_chunks_equal_one_log_softmax_in_value_and_gradient(chunk_tokens: int, b
         results.append([*found, *grads])
     for ours, expected in zip(*results, strict=True):
         torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("entropy_share", [0.0, 0.3])
+def test_what_gpus_compile_gives_the_same_values_and_gradients(
+    entropy_share: float, monkeypatch: pytest.MonkeyPatch
+):
+    compile_graph = functools.partial(torch.compile, backend="aot_eager")
+    monkeypatch.setattr(torch, "compile", compile_graph)  # without the kernels, for seconds less
+    monkeypatch.setattr(head, "_compiled", functools.cache(head._compiled.__wrapped__))
+    torch.manual_seed(0)
+    projection = nn.Linear(16, 40, bias=False, dtype=torch.bfloat16)
+    targets, temperatures = torch.randint(0, 40, (13,)), torch.linspace(0.5, 1.5, 13)
+    results = []
+    for for_device in (head._for_device, lambda function, _: head._compiled(function)):
+        monkeypatch.setattr(head, "_for_device", for_device)
+        torch.manual_seed(1)
+        hidden = torch.randn(13, 16, dtype=torch.bfloat16, requires_grad=True)
+        projection.zero_grad()
+        # Chunks of 5, 5 and 3 tokens: one compiled function serves every length.
+        logprobs, entropies = LogprobHead(projection, 5)(hidden, targets, temperatures)
+        (logprobs.sum() + entropy_share * entropies.sum()).backward()
+        results.append([logprobs, entropies, hidden.grad, projection.weight.grad])
+    for ours, expected in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_without_a_compiler_a_gpu_computes_as_a_cpu_does_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(head, "check_compiler", lambda: Finding("C compiler", "none", "install it"))
+    assert head._compiled.__wrapped__(head._score) is head._score
+    assert "remedy=install it" in caplog.text
 
 
 def test_no_positions_give_no_logprobs_and_zero_gradient():
