@@ -24,6 +24,12 @@ from agent_r1.config.sources import quoted
 from agent_r1.learner.checkpoints.standing import resume_notes, state_problem
 from agent_r1.learner.heartbeat import refuse_a_second
 from agent_r1.learner.outcome import finished_status, last_summary
+from agent_r1.runtime.config import RunConfig
+from agent_r1.runtime.exit_status import EXIT_FAILED, EXIT_INTERRUPTED
+from agent_r1.runtime.files.conditions import Condition, append_condition, close_left_open
+from agent_r1.runtime.files.dead_letters import load_letters, save_letters
+from agent_r1.runtime.files.run_folder import CONDITIONS_FILE, CONFIG_FILE, LOGS_DIR
+from agent_r1.runtime.logs import make_formatter
 from agent_r1_deploy.local_folder import claim_run_folder, launcher_state, running_launcher
 from agent_r1_deploy.local_result import (
     EXIT_OF_STATUS,
@@ -40,12 +46,6 @@ from agent_r1_deploy.supervisor import ServiceError
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.weights import NewestVersion
-from agent_r1_service.config import RunConfig
-from agent_r1_service.exit_status import EXIT_FAILED, EXIT_INTERRUPTED
-from agent_r1_service.files.conditions import Condition, append_condition, close_left_open
-from agent_r1_service.files.dead_letters import load_letters, save_letters
-from agent_r1_service.files.run_folder import CONDITIONS_FILE, CONFIG_FILE, LOGS_DIR
-from agent_r1_service.logs import make_formatter
 
 logger = logging.getLogger(__name__)
 
@@ -321,7 +321,7 @@ def run_training(config: Config, *, resume: bool, temporary: bool = False) -> in
         temporary: the caller deletes the run folder, so the user is not sent there.
 
     Returns:
-        Exit status (`agent_r1_service.exit_status`): 0 finished, 1 stopped for a reason that was
+        Exit status (`agent_r1.runtime.exit_status`): 0 finished, 1 stopped for a reason that was
         printed, 3 finished with losses beyond what is allowed, 130 interrupted.
 
     Raises:

@@ -20,6 +20,9 @@ from agent_r1.config.models import fetch_models, model_variables
 from agent_r1.config.placement import PlacementConfig
 from agent_r1.config.run import Config, write_config
 from agent_r1.config.sources import Key
+from agent_r1.runtime.files.own_folder import OwnFolder
+from agent_r1.runtime.files.private import private_folder
+from agent_r1.runtime.files.run_folder import CLIENTS_DIR, CONFIG_FILE, LIVE_DIR, LOGS_DIR
 from agent_r1_deploy.failure_text import failure_text, log_of
 from agent_r1_deploy.local import (
     LAUNCHER_LOG,
@@ -34,9 +37,6 @@ from agent_r1_deploy.local_watch import Watch
 from agent_r1_deploy.supervisor import ServiceError, Supervisor
 from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.streams import Broker
-from agent_r1_service.files.own_folder import OwnFolder
-from agent_r1_service.files.private import private_folder
-from agent_r1_service.files.run_folder import CLIENTS_DIR, CONFIG_FILE, LIVE_DIR, LOGS_DIR
 
 logger = logging.getLogger(__name__)
 

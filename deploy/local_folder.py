@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.config.sources import ConfigError
-from agent_r1_service.files.private import private_folder, write_private
-from agent_r1_service.files.run_folder import (
+from agent_r1.runtime.files.private import private_folder, write_private
+from agent_r1.runtime.files.run_folder import (
     CLIENTS_DIR,
     CONDITIONS_FILE,
     CONFIG_FILE,
@@ -29,7 +29,7 @@ from agent_r1_service.files.run_folder import (
     LOGS_DIR,
     TRAJECTORIES_DIR,
 )
-from agent_r1_service.files.state import read_object
+from agent_r1.runtime.files.state import read_object
 
 REDIS_URL_FILE = "redis.url"
 """In the private folder: how to reach the Redis of a live run."""

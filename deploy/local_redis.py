@@ -24,11 +24,11 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from agent_r1.config.sources import ConfigError
+from agent_r1.runtime.files.private import write_private
 from agent_r1_deploy.service import ServiceSpec
 from agent_r1_proto.addresses import hide_password
 from agent_r1_proto.connection import Keys
 from agent_r1_proto.redis_trouble import find_trouble
-from agent_r1_service.files.private import write_private
 
 PROGRAMS = ("redis-server", "valkey-server")
 OLDEST_VERSION = (6, 2)

@@ -20,19 +20,19 @@ from agent_r1.cli.results.transcript import print_transcript
 from agent_r1.config.sources import at_hand, quoted
 from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1.learner.outcome import FAILED, FINISHED, FINISHED_WITH_LOSSES, INTERRUPTED
-from agent_r1_deploy.local_view import program, read_json_lines, set_scores
-from agent_r1_service.durations import format_duration
-from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_LOSSES
-from agent_r1_service.files.conditions import read_conditions, summarize
-from agent_r1_service.files.run_folder import (
+from agent_r1.runtime.durations import format_duration
+from agent_r1.runtime.exit_status import ERROR_PREFIX, EXIT_LOSSES
+from agent_r1.runtime.files.conditions import read_conditions, summarize
+from agent_r1.runtime.files.run_folder import (
     CONDITIONS_FILE,
     LEDGER_FILE,
     LOGS_DIR,
     SUMMARY_FILE,
     TRAJECTORIES_DIR,
 )
-from agent_r1_service.files.state import read_object
-from agent_r1_service.files.writing import write_atomically
+from agent_r1.runtime.files.state import read_object
+from agent_r1.runtime.files.writing import write_atomically
+from agent_r1_deploy.local_view import program, read_json_lines, set_scores
 
 EXIT_OF_STATUS = {FINISHED: 0, FINISHED_WITH_LOSSES: EXIT_LOSSES}
 """Exit status of `agent-r1 train` by the status of a run that reached its last step."""

@@ -21,19 +21,19 @@ from agent_r1.config.machine import usable_gpus
 from agent_r1.config.placement import Place, place
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ENV_PREFIX
+from agent_r1.runtime.config import REDIS_PASSWORD_VARIABLE, split_password
+from agent_r1.runtime.exit_status import EXIT_LOSSES
+from agent_r1.runtime.files.own_folder import OwnFolder
+from agent_r1.runtime.files.private import write_private
+from agent_r1.runtime.files.run_folder import LOGS_DIR
+from agent_r1.runtime.http.token import TOKEN_VARIABLE, write_token
+from agent_r1.runtime.together import run_together
 from agent_r1_deploy import local_redis
 from agent_r1_deploy.local_folder import REDIS_PASSWORD_FILE, REDIS_URL_FILE, TOKEN_FILE
 from agent_r1_deploy.local_scorers import describe, scorer_servers
 from agent_r1_deploy.service import ServiceSpec
 from agent_r1_deploy.supervisor import RestartPolicy, ServiceError, Supervisor
 from agent_r1_proto.streams import Broker
-from agent_r1_service.config import REDIS_PASSWORD_VARIABLE, split_password
-from agent_r1_service.exit_status import EXIT_LOSSES
-from agent_r1_service.files.own_folder import OwnFolder
-from agent_r1_service.files.private import write_private
-from agent_r1_service.files.run_folder import LOGS_DIR
-from agent_r1_service.http.token import TOKEN_VARIABLE, write_token
-from agent_r1_service.together import run_together
 
 LEARNER_RANK, ROLLOUT_RANK, TOOL_RANK = 0, 1, 2
 REDIS_START_TRIES = 3

@@ -23,6 +23,15 @@ from agent_r1.config.run import Config, ConfigError, write_config
 from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.checkpoints.standing import resume_notes, state_problem
 from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
+from agent_r1.runtime.durations import format_duration
+from agent_r1.runtime.files.private import private_folder
+from agent_r1.runtime.files.run_folder import (
+    CONDITIONS_FILE,
+    CONFIG_FILE,
+    FAILURES_FILE,
+    LOGS_DIR,
+    METRICS_FILE,
+)
 from agent_r1_deploy.local import open_folder, prepare_redis, run_services
 from agent_r1_deploy.local_client import failures_shown
 from agent_r1_deploy.local_folder import running_launcher
@@ -40,15 +49,6 @@ from agent_r1_deploy.local_view import (
 )
 from agent_r1_deploy.status_line import StatusLine
 from agent_r1_deploy.supervisor import ServiceError
-from agent_r1_service.durations import format_duration
-from agent_r1_service.files.private import private_folder
-from agent_r1_service.files.run_folder import (
-    CONDITIONS_FILE,
-    CONFIG_FILE,
-    FAILURES_FILE,
-    LOGS_DIR,
-    METRICS_FILE,
-)
 
 LOG_STEPS = 10
 """Without a terminal, every so many steps are a line."""

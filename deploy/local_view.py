@@ -27,18 +27,18 @@ from agent_r1.config.run import Config
 from agent_r1.config.sources import at_hand, quoted
 from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1.learner.prompts import PromptOrder
-from agent_r1_deploy.failure_text import failure_text, log_of
-from agent_r1_proto.failures import Failure
-from agent_r1_service.durations import format_duration
-from agent_r1_service.files.conditions import Condition
-from agent_r1_service.files.run_folder import (
+from agent_r1.runtime.durations import format_duration
+from agent_r1.runtime.files.conditions import Condition
+from agent_r1.runtime.files.run_folder import (
     CONDITIONS_FILE,
     EVALUATIONS_FILE,
     FAILURES_FILE,
     LOGS_DIR,
     METRICS_FILE,
 )
-from agent_r1_service.files.state import parse_objects
+from agent_r1.runtime.files.state import parse_objects
+from agent_r1_deploy.failure_text import failure_text, log_of
+from agent_r1_proto.failures import Failure
 
 UPDATE_S = 0.5
 STEPS_FOR_ETA = 10

@@ -12,14 +12,17 @@ import os
 import platform
 import shutil
 import sys
+import types
 from pathlib import Path
 from typing import NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(REPOSITORY / "proto"))  # nothing is installed yet
+if __name__ == "__main__":  # nothing is installed yet, under whose name services/ would be found
+    package = sys.modules["agent_r1"] = types.ModuleType("agent_r1")
+    package.__path__ = [str(REPOSITORY / "services")]
 
-from agent_r1_service.gpu_needs import Finding, check_gpu_needs  # noqa: E402 - through sys.path
-from agent_r1_service.memory import free_memory_bytes  # noqa: E402
+from agent_r1.runtime.gpu_needs import Finding, check_gpu_needs  # noqa: E402 - through it
+from agent_r1.runtime.memory import free_memory_bytes  # noqa: E402
 
 PYTHONS = ((3, 11), (3, 12))
 OLDEST_GLIBC = (2, 28)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import httpx
 
-from agent_r1_service.exit_status import ERROR_PREFIX, NOTICE_PREFIX
-from agent_r1_service.memory import oom_kills
+from agent_r1.runtime.exit_status import ERROR_PREFIX, NOTICE_PREFIX
+from agent_r1.runtime.memory import oom_kills
 
 AFTER_THE_ERROR = re.compile(r"^(Exception ignored in|\S+:\d+: \w*Warning: )", re.MULTILINE)
 """What Python prints of its own, while it ends, after the error message."""

@@ -31,11 +31,11 @@ from agent_r1.rollout.chat_template import load_tokenizer
 from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.policy import Policy
 from agent_r1.rollout.vllm.settings import VllmSettings, prepare_environment, read_model
+from agent_r1.runtime.files.tasks import read_task_file
 from agent_r1.text.reading import parse_turn
 from agent_r1.tools.base import CallContext, Tool
 from agent_r1.tools.search.tool import open_search_tool
 from agent_r1_proto.tasks import Task
-from agent_r1_service.files.tasks import read_task_file
 
 CONFIG = Path(__file__).parent / "tiny_world" / "run.toml"
 

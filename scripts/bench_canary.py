@@ -26,7 +26,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent_r1_service.files.json_lines import split_lines
+from agent_r1.runtime.files.json_lines import split_lines
 
 if TYPE_CHECKING:
     from agent_r1.learner.algorithms.advantages import (

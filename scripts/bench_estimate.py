@@ -128,7 +128,7 @@ def _setup(name: str, folder: Path) -> Any:
     """Return the engine of a setting."""
     from agent_r1.learner.config import EngineConfig
     from agent_r1.learner.engine.ranks.messages import CriticSetup, EngineSetup
-    from agent_r1_service.config import ModelConfig
+    from agent_r1.runtime.config import ModelConfig
 
     setting = SETTINGS[name]
     table = ModelConfig.model_validate({"path": str(folder), **setting.get("table", {})})

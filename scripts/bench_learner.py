@@ -49,7 +49,7 @@ from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.interface import LossSpec, TrainSample
 from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
 from agent_r1.learner.engine.ranks.messages import EngineSetup
-from agent_r1_service.config import Dtype, ModelConfig
+from agent_r1.runtime.config import Dtype, ModelConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "runs" / "bench"

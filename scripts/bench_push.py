@@ -26,11 +26,11 @@ from fastapi import FastAPI
 from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.interface import LossSpec, PolicyEngine, TrainSample
 from agent_r1.learner.server import LearnerServer
+from agent_r1.runtime.config import ListenConfig, ModelConfig
+from agent_r1.runtime.http.serving import advertised_url, bind, serving
 from agent_r1.weights.http import HttpFetcher, HttpTransport
 from agent_r1_proto.registry import RolloutServer
 from agent_r1_proto.weights import MANIFEST_FILE, SNAPSHOT_FILE, NewestVersion, WeightManifest
-from agent_r1_service.config import ListenConfig, ModelConfig
-from agent_r1_service.http.serving import advertised_url, bind, serving
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "runs" / "bench"

@@ -36,14 +36,14 @@ from bench_tools import entry, print_entries
 from agent_r1.rollout.config import RolloutConfig
 from agent_r1.rollout.trajectory_builder import turn_seed
 from agent_r1.rollout.vllm.policy import VllmPolicy
+from agent_r1.runtime.config import ModelConfig
+from agent_r1.runtime.files.json_lines import split_lines
 from agent_r1_deploy.local_redis import find_redis_server, free_port
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutKey, RolloutTask, Task
 from agent_r1_proto.trajectory import Trajectory
 from agent_r1_proto.weights import NewestVersion
-from agent_r1_service.config import ModelConfig
-from agent_r1_service.files.json_lines import split_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "runs" / "bench"

@@ -40,6 +40,7 @@ from agent_r1.reward.worker import RewardWorker
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.rollout.main import RolloutSettings, build_chat_format, serve_policy
 from agent_r1.rollout.policy import EngineWork, Generation
+from agent_r1.runtime.config import ModelConfig, RedisConfig, RunConfig
 from agent_r1_deploy.local_redis import find_redis_server, free_port
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.rewards import ScoredTrajectory
@@ -47,7 +48,6 @@ from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutKey, RolloutTask, Task
 from agent_r1_proto.trajectory import VersionSpan
 from agent_r1_proto.weights import NewestVersion
-from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
 
 OUT = Path(__file__).resolve().parent.parent / "runs" / "bench" / "scale.json"
 END_ID = 2

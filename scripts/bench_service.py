@@ -24,11 +24,11 @@ from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.rollout.main import RolloutSettings, build_chat_format, serve, serve_policy
 from agent_r1.rollout.policy import Generation
 from agent_r1.rollout.vllm.settings import VllmSettings
+from agent_r1.runtime.config import ModelConfig, RedisConfig, RunConfig
 from agent_r1.tools.base import Arguments, CallContext
 from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.main import serve as serve_tool
 from agent_r1_proto.trajectory import VersionSpan
-from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
 
 SCRIPTED_TURNS = 4
 SHORTEST_TURN = 24

@@ -46,8 +46,8 @@ from bench_trl_cells import (
     Cell,
 )
 
-from agent_r1_service.files.json_lines import split_lines
-from agent_r1_service.files.writing import replace_directory
+from agent_r1.runtime.files.json_lines import split_lines
+from agent_r1.runtime.files.writing import replace_directory
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "scripts"
@@ -66,7 +66,6 @@ TRIAL_STEPS = 3
 PACKAGES = {
     "agent_r1": ROOT / "services",
     "agent_r1_proto": ROOT / "proto" / "agent_r1_proto",
-    "agent_r1_service": ROOT / "proto" / "agent_r1_service",
 }
 """What TRL's side imports from this repository: the search index and the score."""
 

@@ -33,10 +33,10 @@ from typing import Any
 import httpx
 
 from agent_r1.cli import main as cli
+from agent_r1.runtime.files.json_lines import split_lines
 from agent_r1_deploy.local_folder import live_redis_url, running_launcher
 from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.registry import ToolRegistry
-from agent_r1_service.files.json_lines import split_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "examples" / "tiny_world" / "run.toml"

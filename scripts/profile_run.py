@@ -30,7 +30,7 @@ from bench_step import prepare_model, train_command
 from machine_limits import FLOAT_BYTES, Limits, Weights, count_weights, measure_limits
 from profile_parts import RULES, count_parts
 
-from agent_r1_service.files.json_lines import split_lines
+from agent_r1.runtime.files.json_lines import split_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "runs" / "profile"

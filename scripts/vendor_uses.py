@@ -27,8 +27,11 @@ FOLDERS = ("services/rollout/vllm", "services/learner/engine")
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 VARIABLE = re.compile(r"(VLLM|DS)_[A-Z0-9_]+")
 """Of the environment, that the packages read."""
-OURS = {"agent_r1": "services", "agent_r1_proto": "proto/agent_r1_proto"}
-OURS |= {"agent_r1_service": "proto/agent_r1_service", "agent_r1_deploy": "deploy"}
+OURS = {
+    "agent_r1": "services",
+    "agent_r1_proto": "proto/agent_r1_proto",
+    "agent_r1_deploy": "deploy",
+}
 """Folders of our packages."""
 TYPES = """
 torch.Tensor torch.Generator torch.nn.Linear torch.optim.Optimizer torch.distributed.Store

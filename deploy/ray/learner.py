@@ -19,10 +19,10 @@ import ray
 from ray.exceptions import RayError
 
 from agent_r1.config.run import Config, ConfigError
+from agent_r1.runtime.exit_status import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REASON, STOP_SIGNALS
 from agent_r1_deploy.local_result import EXIT_OF_STATUS
 from agent_r1_deploy.ray.applications import require_redis
 from agent_r1_deploy.ray.ranks import Ended, Node, PlacedRanks, say
-from agent_r1_service.exit_status import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REASON, STOP_SIGNALS
 
 
 class Stop:
@@ -50,7 +50,7 @@ def train(config: Config, file: str, options: Sequence[str]) -> int:
         options: `KEY=VALUE` texts that it was read with.
 
     Returns:
-        Exit status (`agent_r1_service.exit_status`).
+        Exit status (`agent_r1.runtime.exit_status`).
 
     Raises:
         ConfigError: the run cannot be trained like this; the text says what to do.

@@ -24,10 +24,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agent_r1.cli.live_run import given_redis
+from agent_r1.runtime.config import StrictConfig
 from agent_r1_deploy.ray.process import Process
 from agent_r1_deploy.service import is_healthy
 from agent_r1_proto.streams import Broker
-from agent_r1_service.config import StrictConfig
 
 POLL_S = 0.1
 API_TIMEOUT_S = 60.0

@@ -24,8 +24,8 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from agent_r1.config.run import Config, ConfigError
+from agent_r1.runtime.exit_status import EXIT_FAILED, EXIT_INTERRUPTED, STOP_SIGNALS
 from agent_r1_deploy.ray.applications import require_redis, serve_config
-from agent_r1_service.exit_status import EXIT_FAILED, EXIT_INTERRUPTED, STOP_SIGNALS
 
 ADDRESS_VARIABLES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
 RUN_KEY = "agent_r1_run"
@@ -188,7 +188,7 @@ def up(config: Config, file: Path, options: Sequence[str], *, detach: bool) -> i
         detach: return when everything is submitted.
 
     Returns:
-        Exit status (`agent_r1_service.exit_status`).
+        Exit status (`agent_r1.runtime.exit_status`).
 
     Raises:
         ConfigError: the cluster or the configuration cannot be used; the text says what to do.

@@ -18,8 +18,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from agent_r1.runtime.files.source import SourceError, parse_record, read_records, write_lines
 from agent_r1_proto.tasks import Task
-from agent_r1_service.files.source import SourceError, parse_record, read_records, write_lines
 
 INSTRUCTION = (
     "Write the Python program that is asked for and test it with the tool code_tests. Mend it "

@@ -16,8 +16,8 @@ from demonstrations import LookUp, Message, demonstrate
 from generate import catalogue, write_lines
 from scripted import Oracle
 
+from agent_r1.runtime.files.tasks import read_task_file
 from agent_r1_proto.tasks import Task
-from agent_r1_service.files.tasks import read_task_file
 
 PERCENTAGES = (1, 10, 100)
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from agent_r1.runtime.files.source import SourceError, parse_record, read_records, write_lines
 from agent_r1_proto.tasks import Task
-from agent_r1_service.files.source import SourceError, parse_record, read_records, write_lines
 
 INSTRUCTION = (
     "Solve the problem. You may run Python with the tool. Give the final answer in \\boxed{}."

@@ -22,14 +22,14 @@ from typing import Any
 from formats import CorpusRecord, Question, parse_question
 from pydantic import ValidationError
 
-from agent_r1_proto.tasks import Task
-from agent_r1_service.files.source import (
+from agent_r1.runtime.files.source import (
     SourceError,
     misfit,
     parse_record,
     read_records,
     write_lines,
 )
+from agent_r1_proto.tasks import Task
 
 SETS = ("hotpotqa", "2wikimultihopqa", "musique")
 

@@ -19,8 +19,8 @@ from programmers import call_text
 from trials import FAILED, PASSED
 
 from agent_r1.learner.sft.data import Demonstration
+from agent_r1.runtime.files.source import write_lines
 from agent_r1_proto.tasks import ChatMessage, Task
-from agent_r1_service.files.source import write_lines
 
 NUM_TRAIN = 4000
 NUM_EVAL = 300

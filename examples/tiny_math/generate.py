@@ -18,8 +18,8 @@ from problems import COMBINATIONS, SETS, TRAINED, Problem, ProblemSet, make_prob
 from solvers import Oracle
 
 from agent_r1.learner.sft.data import Demonstration
+from agent_r1.runtime.files.source import write_lines
 from agent_r1_proto.tasks import Task
-from agent_r1_service.files.source import write_lines
 
 NUM_TRAIN = 4000
 NUM_EVAL = 300

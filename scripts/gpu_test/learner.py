@@ -53,7 +53,7 @@ def run(folder: Path, model: str, device: str) -> None:
     from agent_r1.learner.engine.interface import LossSpec
     from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
     from agent_r1.learner.engine.ranks.messages import EngineSetup
-    from agent_r1_service.config import ModelConfig
+    from agent_r1.runtime.config import ModelConfig
 
     figures, length, shape = Figures(folder), LENGTH[device], SHAPES[device]
     config = EngineConfig.model_validate(

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from agent_r1.config.packages import installed_version
-from agent_r1_service.files.room import free_bytes, out_of_inodes
-from agent_r1_service.files.writing import write_atomically
-from agent_r1_service.memory import MIB
+from agent_r1.runtime.files.room import free_bytes, out_of_inodes
+from agent_r1.runtime.files.writing import write_atomically
+from agent_r1.runtime.memory import MIB
 
 ROOT = Path(__file__).resolve().parents[2]
 STOP_TIMEOUT_S = 60.0

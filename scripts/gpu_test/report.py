@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from agent_r1_service.files.writing import write_atomically
+from agent_r1.runtime.files.writing import write_atomically
 from scripts.gpu_test.parts import PASSED, ROOT, Part
 
 JSON, TEXT = "report.json", "report.txt"

@@ -9,8 +9,8 @@ from typing import Any
 
 from agent_r1.cli.training.run import load_resumed
 from agent_r1.config.run import load_config
-from agent_r1_service.exit_status import EXIT_FAILED, EXIT_INTERRUPTED
-from agent_r1_service.files.run_folder import LOGS_DIR, SUMMARY_FILE
+from agent_r1.runtime.exit_status import EXIT_FAILED, EXIT_INTERRUPTED
+from agent_r1.runtime.files.run_folder import LOGS_DIR, SUMMARY_FILE
 
 
 class RunStoppedError(RuntimeError):

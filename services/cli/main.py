@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 from agent_r1.cli.parser import build_parser
 from agent_r1.learner.checkpoints.object_store import StoreError
-from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REASON
-from agent_r1_service.files.writing import DiskFullError
-from agent_r1_service.imports import quick_imports
+from agent_r1.runtime.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REASON
+from agent_r1.runtime.files.writing import DiskFullError
+from agent_r1.runtime.imports import quick_imports
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from agent_r1.config.estimate import (
 )
 from agent_r1.config.placement import Placement, place
 from agent_r1.config.run import Config
-from agent_r1_service.files.room import readable_size
-from agent_r1_service.memory import MIB
+from agent_r1.runtime.files.room import readable_size
+from agent_r1.runtime.memory import MIB
 
 SERVICES = 4e9
 """Memory of the services without a GPU, and of their libraries; a corpus comes on top."""

@@ -27,15 +27,15 @@ from agent_r1.config.packages import LEARNER, PEFT, WHOLE_RUN, missing_packages_
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError, at_hand, quoted
 from agent_r1.learner.redis_memory import redis_memory_problem
+from agent_r1.runtime.extras import MissingPackageError
+from agent_r1.runtime.files.data_source import DataSource
+from agent_r1.runtime.files.foreign import foreign_format
+from agent_r1.runtime.files.tasks import TaskFileError, numbered_tasks, refuse_images
+from agent_r1.runtime.memory import MIB
 from agent_r1.tools.search.config import SearchConfig
 from agent_r1.weights.adapters import adapter_shapes, check_start
 from agent_r1.weights.layout import read_model_layout
 from agent_r1_proto.tasks import Role, Task
-from agent_r1_service.extras import MissingPackageError
-from agent_r1_service.files.data_source import DataSource
-from agent_r1_service.files.foreign import foreign_format
-from agent_r1_service.files.tasks import TaskFileError, numbered_tasks, refuse_images
-from agent_r1_service.memory import MIB
 
 HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 NAME_A_MODEL = "name a Hugging Face model directory or a model on the hub (`owner/name`)"

@@ -19,10 +19,10 @@ from typing import Any
 from agent_r1.config.run import Config
 from agent_r1.learner.algorithms import is_per_token
 from agent_r1.learner.config import GRADIENT_BUCKET, EngineConfig
+from agent_r1.runtime.config import Dtype, LoraConfig, ModelConfig
+from agent_r1.runtime.imports import quick_imports
+from agent_r1.runtime.memory import GIB
 from agent_r1.weights.adapters import adapter_shapes
-from agent_r1_service.config import Dtype, LoraConfig, ModelConfig
-from agent_r1_service.imports import quick_imports
-from agent_r1_service.memory import GIB
 
 FLOAT = 4
 """Bytes of a float32."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from agent_r1_service.files.foreign import read_text
+from agent_r1.runtime.files.foreign import read_text
 
 CONFIG_VERSION: Final = 1
 """Of the keys and what they mean. A later one is refused: this release would read it wrongly."""

@@ -1,6 +1,6 @@
 """Looks at the GPUs of this machine: what they need, and whether CUDA and Triton work on them.
 
-machine.py, `agent-r1 doctor` and scripts/gpu_test --> here --> agent_r1_service/gpu_needs.py,
+machine.py, `agent-r1 doctor` and scripts/gpu_test --> here --> agent_r1.runtime/gpu_needs.py,
 and a process of deploy/gpu_probe.py.
 """
 
@@ -15,9 +15,9 @@ from pathlib import Path
 from agent_r1.config.look import Look
 from agent_r1.config.packages import installed_version
 from agent_r1.config.placement import VISIBLE_GPUS
+from agent_r1.runtime.gpu_needs import INSTALL_DRIVER, check_gpu_needs
+from agent_r1.runtime.gpus import read_devices
 from agent_r1_deploy.gpu_probe import Probe, probe
-from agent_r1_service.gpu_needs import INSTALL_DRIVER, check_gpu_needs
-from agent_r1_service.gpus import read_devices
 
 LEAST_BFLOAT16 = (8, 0)
 """vLLM refuses bfloat16 on older GPUs."""

@@ -30,14 +30,14 @@ from agent_r1.config.sources import ConfigError, dotted
 from agent_r1.learner.config import EngineConfig
 from agent_r1.rollout.policy import PolicySetupError
 from agent_r1.rollout.vllm.settings import choose_model_runner
+from agent_r1.runtime.config import ListenConfig
+from agent_r1.runtime.extras import MissingPackageError
+from agent_r1.runtime.files.room import free_bytes, nearest_existing, readable_size
+from agent_r1.runtime.files.run_folder import CHECKPOINTS_DIR
+from agent_r1.runtime.files.tasks import TaskFileError
+from agent_r1.runtime.http.token import TOKEN_SOURCES, RunToken, find_token, token_headers
 from agent_r1.tools.search.config import SearchConfig
 from agent_r1_proto.tools import ToolSpec
-from agent_r1_service.config import ListenConfig
-from agent_r1_service.extras import MissingPackageError
-from agent_r1_service.files.room import free_bytes, nearest_existing, readable_size
-from agent_r1_service.files.run_folder import CHECKPOINTS_DIR
-from agent_r1_service.files.tasks import TaskFileError
-from agent_r1_service.http.token import TOKEN_SOURCES, RunToken, find_token, token_headers
 
 Purpose = Literal["train", "evaluate", "sft", "train_reward", "serve"]
 """The command that a configuration is checked for."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ENV_PREFIX, Key, dotted
-from agent_r1_service.files.hub import model_folder
+from agent_r1.runtime.files.hub import model_folder
 
 MODEL_KEY: Key = ("model", "path")
 CRITIC_KEY: Key = ("learner", "critic_path")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field, NonNegativeInt, field_validator, model_validator
 
-from agent_r1_service.config import ListenConfig, StrictConfig
+from agent_r1.runtime.config import ListenConfig, StrictConfig
 
 if TYPE_CHECKING:
     from agent_r1.config.run import Config

@@ -28,6 +28,10 @@ from agent_r1.rollout.chat_template import ChatTemplateError, load_tokenizer
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.rollout.policy import PolicyError
 from agent_r1.rollout.vllm.settings import VllmSettings, check_cpu_fit, read_end_tokens, read_model
+from agent_r1.runtime.config import ModelConfig, StrictConfig
+from agent_r1.runtime.files.hub import model_folder
+from agent_r1.runtime.imports import quick_imports
+from agent_r1.runtime.user_code import describe
 from agent_r1.text.tool_formats import NO_CALLS, load_tool_format
 from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.kinds import AnyToolConfig
@@ -35,10 +39,6 @@ from agent_r1.tools.search.config import SearchConfig
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_proto.tasks import Task
 from agent_r1_proto.tools import ToolSpec
-from agent_r1_service.config import ModelConfig, StrictConfig
-from agent_r1_service.files.hub import model_folder
-from agent_r1_service.imports import quick_imports
-from agent_r1_service.user_code import describe
 
 PROMPT_REMEDY = (
     "correct the prompt, or put a chat_template.jinja that takes such dialogues beside the model"

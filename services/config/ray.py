@@ -10,7 +10,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from agent_r1_service.config import StrictConfig
+from agent_r1.runtime.config import StrictConfig
 
 Resources = dict[str, Annotated[float, Field(ge=0)]]
 

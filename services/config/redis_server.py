@@ -10,8 +10,8 @@ from agent_r1.config.look import Look
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError
 from agent_r1.learner.redis_memory import SERVER_MAXMEMORY, redis_memory_problem
-from agent_r1_service.config import hide_password
-from agent_r1_service.memory import MIB
+from agent_r1.runtime.config import hide_password
+from agent_r1.runtime.memory import MIB
 
 ANSWER_TIMEOUT_S = 3.0
 """Longest a server may take to answer a check."""

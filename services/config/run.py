@@ -37,11 +37,11 @@ from agent_r1.learner.prompt_lengths import PromptFormat, fitting_reader
 from agent_r1.learner.prompts import PromptOrder
 from agent_r1.reward.config import RewardConfig, measuring_key
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
+from agent_r1.runtime.config import ModelConfig, RedisConfig, RunConfig, StrictConfig
+from agent_r1.runtime.files.foreign import read_text
+from agent_r1.runtime.files.writing import write_atomically
 from agent_r1.tools.kinds import AnyToolConfig
 from agent_r1.tools.search.config import SearchConfig
-from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig, StrictConfig
-from agent_r1_service.files.foreign import read_text
-from agent_r1_service.files.writing import write_atomically
 
 if TYPE_CHECKING:
     from agent_r1.text.reading import TurnReader

@@ -30,8 +30,8 @@ from pydantic import BaseModel, ValidationError
 
 from agent_r1.config.files import ConfigError, read_chain
 from agent_r1.config.foreign_names import our_names
+from agent_r1.runtime.files.data_source import HUB_PREFIX
 from agent_r1.tools.kinds import KIND
-from agent_r1_service.files.data_source import HUB_PREFIX
 
 ENV_PREFIX = "AGENT_R1__"
 NAME_PATTERN = r"[A-Za-z_](?:[A-Za-z0-9-]|_(?!_)){0,63}"

@@ -17,13 +17,13 @@ from typing import Annotated, Any
 from pydantic import Field, JsonValue, ValidationError, computed_field
 
 from agent_r1.evaluation.config import Method
+from agent_r1.runtime.evaluation_client import ATTEMPT, EvalResult
+from agent_r1.runtime.files.writing import write_atomically
 from agent_r1_proto.messages import Message
 from agent_r1_proto.parts import shown_text
 from agent_r1_proto.rewards import ScoreTurn, score_turns
 from agent_r1_proto.tasks import ChatMessage, Task
 from agent_r1_proto.trajectory import ANSWERED, Probe, Status, Trajectory
-from agent_r1_service.evaluation_client import ATTEMPT, EvalResult
-from agent_r1_service.files.writing import write_atomically
 
 Key = tuple[str, str, int]
 """Set and id of a question, and the number of the attempt at it."""

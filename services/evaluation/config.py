@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
+from agent_r1.runtime.config import StrictConfig
+from agent_r1.runtime.user_code import CODE_PATTERN
 from agent_r1_proto.tasks import Decoding, Temperature
-from agent_r1_service.config import StrictConfig
-from agent_r1_service.user_code import CODE_PATTERN
 
 SEARCH_TOOL = "search"
 """Name of the tool that `naive_rag` asks."""

@@ -19,8 +19,8 @@ from pydantic import Field
 
 from agent_r1.evaluation.answers import Candidate, Place
 from agent_r1.evaluation.statistics import bootstrap_mean
+from agent_r1.runtime.tilting import Proposal, tilted
 from agent_r1_proto.messages import Message
-from agent_r1_service.tilting import Proposal, tilted
 
 LEAST_AUC = 0.6
 """Below it, a scorer does not lead a search."""

@@ -30,16 +30,16 @@ from agent_r1.evaluation.answers import (
 from agent_r1.evaluation.config import QuestioningConfig
 from agent_r1.evaluation.retrieval import check_offered, retrieve, with_passages
 from agent_r1.evaluation.summary import SetSummary, summarise_answers, summary_record
+from agent_r1.runtime.config import RedisConfig, RunConfig
+from agent_r1.runtime.evaluation_client import ATTEMPT, EvalClient, EvalResult
+from agent_r1.runtime.files.data_source import DataSource
+from agent_r1.runtime.files.tasks import read_sets, source_digest
+from agent_r1.runtime.http.token import RunToken, find_token
 from agent_r1_proto.failures import reason_kind
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import Decoding, SamplingParameters, Task
 from agent_r1_proto.weights import NewestVersion
-from agent_r1_service.config import RedisConfig, RunConfig
-from agent_r1_service.evaluation_client import ATTEMPT, EvalClient, EvalResult
-from agent_r1_service.files.data_source import DataSource
-from agent_r1_service.files.tasks import read_sets, source_digest
-from agent_r1_service.http.token import RunToken, find_token
 
 logger = logging.getLogger(__name__)
 

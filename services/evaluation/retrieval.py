@@ -17,11 +17,11 @@ from pydantic import ValidationError
 
 from agent_r1.evaluation.answers import Key, Retrieved, key_of, question_of
 from agent_r1.evaluation.config import SEARCH_TOOL
+from agent_r1.runtime.http import MAX_DETAIL_CHARS
+from agent_r1.runtime.http.token import RunToken, token_headers
 from agent_r1_proto.messages import Message
 from agent_r1_proto.tasks import ChatMessage, Task
 from agent_r1_proto.tools import CallReply, CallRequest, ToolCall, ToolSpec
-from agent_r1_service.http import MAX_DETAIL_CHARS
-from agent_r1_service.http.token import RunToken, token_headers
 
 QUERY = "query"
 """The argument of the search tool that the question goes into."""

@@ -32,13 +32,13 @@ from agent_r1.learner.weights.publisher import (
     WeightPublisher,
     prepare_weights_dir,
 )
+from agent_r1.runtime.files.conditions import Condition
 from agent_r1_proto.connection import LEARNER_GROUP
 from agent_r1_proto.failures import Failure, FailureBoard
 from agent_r1_proto.registry import KnownNumbers, Registry
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.stream_consumer import StreamConsumer
 from agent_r1_proto.streams import Broker
-from agent_r1_service.files.conditions import Condition
 
 logger = logging.getLogger(__name__)
 

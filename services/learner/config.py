@@ -22,11 +22,11 @@ from agent_r1.learner.objective import (
     PositiveInt,
     Share,
 )
+from agent_r1.runtime.config import ListenConfig, StrictConfig
+from agent_r1.runtime.files.data_source import DataSource
+from agent_r1.runtime.verdicts import QUESTION
 from agent_r1_proto.tasks import PositiveTemperature, Temperature
 from agent_r1_proto.weights import TransportName
-from agent_r1_service.config import ListenConfig, StrictConfig
-from agent_r1_service.files.data_source import DataSource
-from agent_r1_service.verdicts import QUESTION
 
 GRADIENT_BUCKET = 500_000_000
 """Most gradients that ranks exchange at a time: DeepSpeed's own `reduce_bucket_size`."""

@@ -25,8 +25,8 @@ from agent_r1.learner.engine.layout import build_microbatch
 from agent_r1.learner.engine.model import PolicyModule, load_causal_model
 from agent_r1.learner.groups import Group, total_reward
 from agent_r1.learner.train_samples import build_samples
+from agent_r1.runtime.config import ModelConfig
 from agent_r1_proto.rewards import ScoredTrajectory
-from agent_r1_service.config import ModelConfig
 
 MAX_GRADIENT_BYTES = 8 << 30
 CHUNK_TOKENS = 1024

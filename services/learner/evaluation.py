@@ -23,10 +23,7 @@ from agent_r1.learner.reporting.trajectory_log import readable
 from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.shutdown import StopSignal
 from agent_r1.learner.stop_rules import FEWEST_ALL_FAILED, FailureMonitor, RunFailedError
-from agent_r1_proto.failures import Failure, failure, place_of_failure
-from agent_r1_proto.streams import Broker
-from agent_r1_proto.tasks import SamplingParameters
-from agent_r1_service.evaluation_client import (
+from agent_r1.runtime.evaluation_client import (
     EvalClient,
     EvalResult,
     SetScores,
@@ -34,6 +31,9 @@ from agent_r1_service.evaluation_client import (
     means_over_sets,
     summarise,
 )
+from agent_r1_proto.failures import Failure, failure, place_of_failure
+from agent_r1_proto.streams import Broker
+from agent_r1_proto.tasks import SamplingParameters
 
 logger = logging.getLogger(__name__)
 

@@ -26,10 +26,10 @@ from enum import StrEnum
 import numpy as np
 
 from agent_r1.learner.config import LearnerConfig
+from agent_r1.runtime.tracing import begin_trace
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.tasks import RolloutKey, RolloutTask, SamplingParameters, Task
 from agent_r1_proto.trajectory import Trajectory
-from agent_r1_service.tracing import begin_trace
 
 
 class AcceptResult(StrEnum):

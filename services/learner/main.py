@@ -26,11 +26,11 @@ from agent_r1.learner.heartbeat import refuse_a_second
 from agent_r1.learner.outcome import INTERRUPTED
 from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.train import Learner
+from agent_r1.runtime.announcements import write_announcement
+from agent_r1.runtime.config import ModelConfig, RunConfig
+from agent_r1.runtime.exit_status import STOP_SIGNALS
+from agent_r1.runtime.imports import quick_imports
 from agent_r1_proto.registry import Registry
-from agent_r1_service.announcements import write_announcement
-from agent_r1_service.config import ModelConfig, RunConfig
-from agent_r1_service.exit_status import STOP_SIGNALS
-from agent_r1_service.imports import quick_imports
 
 if TYPE_CHECKING:
     from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from agent_r1.learner.algorithms import ADVANTAGES, POLICY_LOSSES
-from agent_r1_service.config import StrictConfig
-from agent_r1_service.user_code import CODE_PATTERN
+from agent_r1.runtime.config import StrictConfig
+from agent_r1.runtime.user_code import CODE_PATTERN
 
 PositiveFloat = Annotated[float, Field(gt=0)]
 PositiveInt = Annotated[int, Field(ge=1)]

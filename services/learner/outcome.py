@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
 from agent_r1.learner.checkpoints.ledger import Ledger
-from agent_r1_service.files.run_folder import SUMMARY_FILE
-from agent_r1_service.files.state import check_object, read_object
+from agent_r1.runtime.files.run_folder import SUMMARY_FILE
+from agent_r1.runtime.files.state import check_object, read_object
 
 FINISHED = "finished"
 FINISHED_WITH_LOSSES = "finished_with_losses"

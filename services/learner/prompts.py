@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 from agent_r1.learner.config import DataConfig
+from agent_r1.runtime.files.data_source import DataSource
+from agent_r1.runtime.files.tasks import read_task_file
 from agent_r1_proto.tasks import Task
-from agent_r1_service.files.data_source import DataSource
-from agent_r1_service.files.tasks import read_task_file
 
 ReadSource = Callable[[DataSource], list[Task]]
 

@@ -7,7 +7,7 @@ has connected to. Samples and questions of evaluations are in flight at the same
 from __future__ import annotations
 
 from agent_r1.learner.config import EvaluationConfig, LearnerConfig
-from agent_r1_service.memory import MIB
+from agent_r1.runtime.memory import MIB
 
 MAX_QUESTIONS_IN_FLIGHT = 512
 """Most questions of an evaluation in the streams at one time, which bounds their memory."""

@@ -15,9 +15,9 @@ from agent_r1.learner.config import EvaluationConfig, LearnerConfig
 from agent_r1.learner.prompts import PromptOrder
 from agent_r1.learner.redis_memory import SERVER_MAXMEMORY, redis_memory_problem
 from agent_r1.learner.reporting.run_folder import RunFolder
+from agent_r1.runtime.config import ModelConfig, RedisConfig, RunConfig
+from agent_r1.runtime.files.tasks import read_sets
 from agent_r1_proto.tasks import Task
-from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
-from agent_r1_service.files.tasks import read_sets
 
 
 @dataclass(frozen=True)

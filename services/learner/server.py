@@ -12,11 +12,11 @@ from typing import Literal, Self
 
 from fastapi import FastAPI, Response
 
+from agent_r1.runtime.config import ListenConfig
+from agent_r1.runtime.http.api import Route, describe, json_response
+from agent_r1.runtime.http.serving import advertised_url, bind, serving
+from agent_r1.runtime.http.token import RunToken
 from agent_r1_proto.messages import Message
-from agent_r1_service.config import ListenConfig
-from agent_r1_service.http.api import Route, describe, json_response
-from agent_r1_service.http.serving import advertised_url, bind, serving
-from agent_r1_service.http.token import RunToken
 
 NAME = "learner.server"
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agent_r1.runtime.files.conditions import Condition, Conditions
 from agent_r1_proto.failures import (
     Failure,
     Where,
@@ -22,7 +23,6 @@ from agent_r1_proto.failures import (
     reason_kind,
 )
 from agent_r1_proto.trajectory import ToolCallRecord, Trajectory
-from agent_r1_service.files.conditions import Condition, Conditions
 
 if TYPE_CHECKING:
     from agent_r1.learner.groups import Group

@@ -38,9 +38,9 @@ from agent_r1.learner.train_samples import build_samples, loss_spec
 from agent_r1.learner.weights.canary import CanaryError, canary_samples
 from agent_r1.learner.weights.publisher import PushReport
 from agent_r1.learner.weights.run_bundle import RunOffer
+from agent_r1.runtime.http.token import find_token
+from agent_r1.runtime.tracing import record_span
 from agent_r1_proto.registry import Registry
-from agent_r1_service.http.token import find_token
-from agent_r1_service.tracing import record_span
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from agent_r1.reward.metrics import reward_page
 from agent_r1.reward.scorer import ComponentError, Scorer
 from agent_r1.reward.worker import RewardWorker
+from agent_r1.runtime.http.api import Route, describe, json_response, parse_body
 from agent_r1_proto.messages import Message
 from agent_r1_proto.rewards import Reward, ScoreRequest, Value, ValueRequest
-from agent_r1_service.http.api import Route, describe, json_response, parse_body
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from typing import cast
 from agent_r1.reward import scoring
 from agent_r1.reward.math_equal import math_equal
 from agent_r1.reward.tests_passed import all_tests_passed, tests_passed
+from agent_r1.runtime.user_code import check_call, import_named
 from agent_r1.text.reading import of_read_turns
 from agent_r1_proto.rewards import ScoreRequest, ScoreTurn
-from agent_r1_service.user_code import check_call, import_named
 
 Component = Callable[[ScoreRequest], float | Awaitable[float]]
 """A component of a user's: a function or an `async` function."""

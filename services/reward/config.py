@@ -15,9 +15,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, JsonValue, model_validator
 
 from agent_r1.reward.components import ASKING, BUILT_IN, COMPARES_ANSWER, TIMED
-from agent_r1_service.config import ListenConfig, StrictConfig
-from agent_r1_service.user_code import CODE_PATTERN
-from agent_r1_service.verdicts import QUESTION
+from agent_r1.runtime.config import ListenConfig, StrictConfig
+from agent_r1.runtime.user_code import CODE_PATTERN
+from agent_r1.runtime.verdicts import QUESTION
 
 
 class ModelServerConfig(StrictConfig):

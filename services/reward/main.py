@@ -16,11 +16,11 @@ from agent_r1.reward.app import create_app
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
 from agent_r1.reward.worker import READ_BLOCK_S, STOP_GRACE_S, RewardWorker
+from agent_r1.runtime.config import RedisConfig, RunConfig
+from agent_r1.runtime.http.serving import serve_app
+from agent_r1.runtime.http.token import RunToken, find_token
 from agent_r1.text.reading import TurnReader
 from agent_r1_proto.streams import Broker
-from agent_r1_service.config import RedisConfig, RunConfig
-from agent_r1_service.http.serving import serve_app
-from agent_r1_service.http.token import RunToken, find_token
 
 logger = logging.getLogger(__name__)
 

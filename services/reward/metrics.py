@@ -7,7 +7,7 @@ from typing import Any
 
 from agent_r1.reward.versions import Versions
 from agent_r1.reward.worker import RewardWorker
-from agent_r1_service.metrics import WORK_BUCKETS, Metric, MetricsPage
+from agent_r1.runtime.metrics import WORK_BUCKETS, Metric, MetricsPage
 
 TRAJECTORIES = Metric(
     "agent_r1_reward_trajectories_total",

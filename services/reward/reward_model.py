@@ -13,8 +13,8 @@ from typing import Any
 
 from agent_r1.reward.chat_server import ChatServer
 from agent_r1.reward.config import RewardModelConfig
+from agent_r1.runtime.verdicts import BAD, GOOD, count_in_dialogue, verdict_dialogue
 from agent_r1_proto.rewards import ScoreRequest
-from agent_r1_service.verdicts import BAD, GOOD, count_in_dialogue, verdict_dialogue
 
 TABLE = "reward.model"
 TOP_TOKENS = 20

@@ -9,8 +9,8 @@ from contextlib import suppress
 from typing import Any
 
 from agent_r1.reward.components import READS_TOKENS, Component
+from agent_r1.runtime.template_messages import template_message
 from agent_r1_proto.rewards import ScoreRequest
-from agent_r1_service.template_messages import template_message
 
 logger = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from agent_r1.reward.scorer import ComponentError, Scorer
 from agent_r1.reward.versions import GroupVersions
+from agent_r1.runtime.tracing import span
 from agent_r1_proto.connection import REWARD_GROUP
 from agent_r1_proto.failures import REWARD_ERROR, FailureBoard, innermost_frames
 from agent_r1_proto.messages import StreamMessage
@@ -22,7 +23,6 @@ from agent_r1_proto.scoring_models import ScoringModels
 from agent_r1_proto.stream_consumer import Entry, StreamConsumer
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.trajectory import Trajectory
-from agent_r1_service.tracing import span
 
 logger = logging.getLogger(__name__)
 

@@ -27,12 +27,12 @@ from agent_r1.rollout.tool_calls.client import ToolClient
 from agent_r1.rollout.tool_calls.runner import CallRunner
 from agent_r1.rollout.trajectory_builder import TrajectoryBuilder, turn_seed
 from agent_r1.rollout.turns import Turns, raised
+from agent_r1.runtime.tracing import span
+from agent_r1.runtime.unicode import repair_text
 from agent_r1_proto.component_notes import begin_component
 from agent_r1_proto.tasks import Decoding, RolloutTask, Task
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_proto.trajectory import DecodingCost, Status, Trajectory
-from agent_r1_service.tracing import span
-from agent_r1_service.unicode import repair_text
 
 logger = logging.getLogger(__name__)
 

@@ -31,14 +31,14 @@ from agent_r1.rollout.earlier_turns import (
     short_dialogue,
 )
 from agent_r1.rollout.outside_text import Origin, SpelledOut
+from agent_r1.runtime.control_tokens import ControlTokens, as_json, map_texts, unused_word
+from agent_r1.runtime.template_messages import HiddenCallError, render_calls, template_message
 from agent_r1.text.reading import MARKUP, THINK_CLOSE, THINK_OPEN, TurnReader
 from agent_r1.text.tool_formats import HERMES, ParsedCall, ToolFormat
 from agent_r1_proto.parts import StoredImage, with_images
 from agent_r1_proto.tasks import ChatMessage, Role, Task
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_proto.trajectory import Reply
-from agent_r1_service.control_tokens import ControlTokens, as_json, map_texts, unused_word
-from agent_r1_service.template_messages import HiddenCallError, render_calls, template_message
 
 _QUOTED = f'{REPLY} "quoted"\nnext.'
 """A reply that looks different where a template writes it as a string of JSON."""

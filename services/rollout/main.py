@@ -33,6 +33,15 @@ from agent_r1.rollout.tool_calls.discovery import ToolDirectory
 from agent_r1.rollout.watchdog import watch
 from agent_r1.rollout.weight_versions import WeightVersions
 from agent_r1.rollout.worker import RolloutWorker
+from agent_r1.runtime.announcements import withdraw_announcement, write_announcement
+from agent_r1.runtime.config import ModelConfig, RedisConfig, RunConfig
+from agent_r1.runtime.exit_status import STOP_SIGNALS
+from agent_r1.runtime.files.room import require_shared_memory
+from agent_r1.runtime.http.serving import advertised_url, bind, serving
+from agent_r1.runtime.http.token import find_token
+from agent_r1.runtime.imports import quick_imports
+from agent_r1.runtime.metrics import MetricsPage
+from agent_r1.runtime.together import run_together
 from agent_r1.text.tool_formats import NO_CALLS, load_tool_format
 from agent_r1.weights.file import FileFetcher
 from agent_r1.weights.http import HttpFetcher, require_room_for_versions
@@ -43,15 +52,6 @@ from agent_r1_proto.registry import WITHDRAW_TIMEOUT_S, Registry, ToolRegistry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.weights import TransportName
-from agent_r1_service.announcements import withdraw_announcement, write_announcement
-from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
-from agent_r1_service.exit_status import STOP_SIGNALS
-from agent_r1_service.files.room import require_shared_memory
-from agent_r1_service.http.serving import advertised_url, bind, serving
-from agent_r1_service.http.token import find_token
-from agent_r1_service.imports import quick_imports
-from agent_r1_service.metrics import MetricsPage
-from agent_r1_service.together import run_together
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from agent_r1.rollout.outside_text import SpelledOut
 from agent_r1.rollout.policy import Policy
 from agent_r1.rollout.tool_calls.discovery import ToolDirectory
 from agent_r1.rollout.tool_calls.outages import OUTAGES
+from agent_r1.runtime.metrics import LATENCY_BUCKETS, WORK_BUCKETS, Metric, MetricsPage
 from agent_r1_proto.trajectory import Status, ToolCallRecord, Trajectory
 from agent_r1_proto.weights import LoadReply
-from agent_r1_service.metrics import LATENCY_BUCKETS, WORK_BUCKETS, Metric, MetricsPage
 
 IN_FLIGHT = Metric("agent_r1_rollout_samples_in_flight", "gauge", "Samples being worked on.")
 CAPACITY = Metric(

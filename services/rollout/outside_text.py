@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
-from agent_r1_service.control_tokens import TRUNCATION_MARKER
+from agent_r1.runtime.control_tokens import TRUNCATION_MARKER
 
 __all__ = ["ORIGINS", "TRUNCATION_MARKER", "Origin", "SpelledOut"]
 

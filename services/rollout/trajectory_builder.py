@@ -18,12 +18,12 @@ from agent_r1.rollout.chat_format import PromptMessage, Rendered
 from agent_r1.rollout.envs.base import EnvStep
 from agent_r1.rollout.envs.checks import MAX_DATA_DEPTH, nesting
 from agent_r1.rollout.policy import Generation
+from agent_r1.runtime.unicode import repair_json, repair_text
 from agent_r1.text.reading import TurnText, fields_of
 from agent_r1_proto.parts import StoredImage, shown_text
 from agent_r1_proto.tasks import RolloutKey, RolloutTask
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_proto.trajectory import Reply, Status, ToolCallRecord, Trajectory, Turn, VersionSpan
-from agent_r1_service.unicode import repair_json, repair_text
 
 MAX_DATA_CHARS = 16 * 1024
 """Longest `ToolResult.data` or `EnvStep.data` that is recorded, in characters of its JSON."""

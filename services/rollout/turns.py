@@ -26,12 +26,12 @@ from agent_r1.rollout.envs.base import Observation
 from agent_r1.rollout.envs.checks import WrongStepError, check_step
 from agent_r1.rollout.policy import Generation, PolicyError, Sampler
 from agent_r1.rollout.trajectory_builder import TrajectoryBuilder, turn_seed
+from agent_r1.runtime.tracing import span
+from agent_r1.runtime.unicode import repair_text
 from agent_r1.text.reading import TurnText
 from agent_r1_proto.component_notes import begin_component
 from agent_r1_proto.parts import ImageRefusedError, StoredImage, parts_of, shown_text, text_of
 from agent_r1_proto.tasks import Role
-from agent_r1_service.tracing import span
-from agent_r1_service.unicode import repair_text
 
 logger = logging.getLogger(__name__)
 

@@ -16,6 +16,7 @@ from agent_r1.rollout.policy import EngineDeadError, PolicyError
 from agent_r1.rollout.tool_calls.outages import MAX_FREE_ATTEMPTS, is_free
 from agent_r1.rollout.trajectory_builder import failed_trajectory
 from agent_r1.rollout.weight_versions import WeightVersions
+from agent_r1.runtime.tracing import span
 from agent_r1.weights.manifest import WeightsRefusedError
 from agent_r1_proto.failures import FailureBoard, innermost_frames
 from agent_r1_proto.messages import StreamMessage
@@ -23,7 +24,6 @@ from agent_r1_proto.registry import Registry
 from agent_r1_proto.stream_consumer import Entry, StreamConsumer
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.trajectory import Trajectory
-from agent_r1_service.tracing import span
 
 logger = logging.getLogger(__name__)
 

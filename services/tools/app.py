@@ -23,6 +23,10 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from fastapi import FastAPI, HTTPException, Request, Response
 from starlette.responses import JSONResponse
 
+from agent_r1.runtime.argument_schema import find_error, holds_more_than, make_validator
+from agent_r1.runtime.http.api import Route, describe, json_response, parse_body
+from agent_r1.runtime.tracing import span, traceparent_of
+from agent_r1.runtime.unicode import repair_text
 from agent_r1.tools.base import (
     CallContext,
     Tool,
@@ -52,10 +56,6 @@ from agent_r1_proto.tools import (
     ToolResult,
     ToolSpec,
 )
-from agent_r1_service.argument_schema import find_error, holds_more_than, make_validator
-from agent_r1_service.http.api import Route, describe, json_response, parse_body
-from agent_r1_service.tracing import span, traceparent_of
-from agent_r1_service.unicode import repair_text
 
 logger = logging.getLogger(__name__)
 

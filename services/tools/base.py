@@ -15,10 +15,10 @@ from typing import Any
 
 from pydantic import JsonValue, ValidationError
 
+from agent_r1.runtime.argument_schema import find_problem
+from agent_r1.runtime.user_code import check_methods
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tools import ToolResult, ToolSpec
-from agent_r1_service.argument_schema import find_problem
-from agent_r1_service.user_code import check_methods
 
 Arguments = dict[str, JsonValue]
 

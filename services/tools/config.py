@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from agent_r1_service.config import ListenConfig
-from agent_r1_service.user_code import CODE_PATTERN
+from agent_r1.runtime.config import ListenConfig
+from agent_r1.runtime.user_code import CODE_PATTERN
 
 SEARCH = "search"
 BUILTIN_TOOLS = {

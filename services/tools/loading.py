@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import inspect
 
+from agent_r1.runtime.user_code import describe, import_named
 from agent_r1.tools.base import Tool
 from agent_r1.tools.config import BUILTIN_TOOLS, ToolConfig
 from agent_r1.tools.function import tool_class_of
 from agent_r1.tools.search.config import SearchConfig
 from agent_r1.tools.search.tool import SearchTool, open_search_tool
 from agent_r1_proto.tools import ToolSpec
-from agent_r1_service.user_code import describe, import_named
 
 
 def describe_tool(name: str, config: ToolConfig) -> ToolSpec:

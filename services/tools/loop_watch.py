@@ -12,8 +12,8 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from agent_r1_service.exit_status import NOTICE_PREFIX
-from agent_r1_service.user_code import line_of_stack
+from agent_r1.runtime.exit_status import NOTICE_PREFIX
+from agent_r1.runtime.user_code import line_of_stack
 
 BLOCKED_S = 5.0
 """Longest that the loop may be kept before it is said."""

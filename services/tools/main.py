@@ -14,6 +14,10 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from agent_r1.runtime.announcements import withdraw_announcement
+from agent_r1.runtime.config import RedisConfig, RunConfig
+from agent_r1.runtime.http.serving import serve_app
+from agent_r1.runtime.http.token import find_token
 from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.base import Tool
 from agent_r1.tools.config import ToolConfig
@@ -24,10 +28,6 @@ from agent_r1.tools.search.retrieve import add_retrieve
 from agent_r1.tools.search.tool import SearchTool
 from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.registry import ToolRegistry
-from agent_r1_service.announcements import withdraw_announcement
-from agent_r1_service.config import RedisConfig, RunConfig
-from agent_r1_service.http.serving import serve_app
-from agent_r1_service.http.token import find_token
 
 logger = logging.getLogger(__name__)
 

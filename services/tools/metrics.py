@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from agent_r1_service.metrics import LATENCY_BUCKETS, Metric, MetricsPage
+from agent_r1.runtime.metrics import LATENCY_BUCKETS, Metric, MetricsPage
 
 _LABELS = ("tool", "version")
 

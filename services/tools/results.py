@@ -11,11 +11,11 @@ import logging
 import traceback
 from collections.abc import Sequence
 
+from agent_r1.runtime.unicode import repair_json, repair_text
+from agent_r1.runtime.user_code import kind_of
 from agent_r1.tools.base import Tool, ToolUnavailableError, error_result, text_result
 from agent_r1_proto.parts import ResultPart, TextPart
 from agent_r1_proto.tools import ToolCall, ToolResult
-from agent_r1_service.unicode import repair_json, repair_text
-from agent_r1_service.user_code import kind_of
 
 logger = logging.getLogger(__name__)
 

@@ -19,10 +19,10 @@ from typing import Any
 from pydantic import JsonValue
 from pydantic_core import to_jsonable_python
 
+from agent_r1.runtime.extras import import_extra
 from agent_r1.tools.base import Arguments, CallContext, Tool, ToolUnavailableError
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tools import ToolResult
-from agent_r1_service.extras import import_extra
 
 DATABASE_FIELD = "{database}"
 _DATABASE_NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")

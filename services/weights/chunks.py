@@ -9,9 +9,9 @@ import hashlib
 import os
 from pathlib import Path
 
+from agent_r1.runtime.files.room import free_bytes
+from agent_r1.runtime.memory import MIB
 from agent_r1_proto.weights import FileChunks
-from agent_r1_service.files.room import free_bytes
-from agent_r1_service.memory import MIB
 
 CHUNK_BYTES = 4 * MIB
 """Large enough for the speed of the network, small enough for 90 MB to have 20 of them."""

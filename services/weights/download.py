@@ -18,8 +18,8 @@ from http import HTTPStatus
 import httpx
 from httpx_aiohttp import AiohttpTransport
 
+from agent_r1.runtime.http.token import RunToken, token_headers
 from agent_r1.weights.chunks import PartialFile, TransferError
-from agent_r1_service.http.token import RunToken, token_headers
 
 logger = logging.getLogger(__name__)
 

@@ -20,6 +20,10 @@ from urllib.parse import urlsplit
 import httpx
 from fastapi import FastAPI
 
+from agent_r1.runtime.files.own_folder import OwnFolder, remove_left_behind
+from agent_r1.runtime.files.room import readable_size, require_room
+from agent_r1.runtime.files.writing import write_atomically
+from agent_r1.runtime.http.token import RunToken
 from agent_r1.weights.chunks import PartialFile, TransferError, hash_chunks, reserve
 from agent_r1.weights.download import Download, pull_client
 from agent_r1.weights.manifest import (
@@ -42,10 +46,6 @@ from agent_r1_proto.weights import (
     WeightDelta,
     WeightManifest,
 )
-from agent_r1_service.files.own_folder import OwnFolder, remove_left_behind
-from agent_r1_service.files.room import readable_size, require_room
-from agent_r1_service.files.writing import write_atomically
-from agent_r1_service.http.token import RunToken
 
 logger = logging.getLogger(__name__)
 

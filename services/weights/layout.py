@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from agent_r1.runtime.config import LoraConfig
 from agent_r1.weights.adapters import adapter_shapes, check_start
 from agent_r1_proto.weights import AdapterHeader
-from agent_r1_service.config import LoraConfig
 
 LM_HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"

@@ -17,8 +17,8 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
+from agent_r1.runtime.http.api import Route, describe
 from agent_r1_proto.run_bundle import FILE_PATH
-from agent_r1_service.http.api import Route, describe
 
 WEIGHTS_PATH = "/weights/files/{version}/{name}"
 _ONE_RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})")

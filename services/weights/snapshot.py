@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agent_r1.runtime.files.writing import replace_directory, report_full_disk
 from agent_r1.weights.layout import DTYPES, DtypeName, ModelLayout, open_safetensors
 from agent_r1.weights.manifest import WeightsRefusedError
 from agent_r1_proto.weights import (
@@ -32,7 +33,6 @@ from agent_r1_proto.weights import (
     TensorEntry,
     WeightManifest,
 )
-from agent_r1_service.files.writing import replace_directory, report_full_disk
 
 if TYPE_CHECKING:  # `agent-r1 check` verifies no tensor, and does without torch
     import numpy as np

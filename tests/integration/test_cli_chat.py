@@ -16,9 +16,9 @@ from rich.console import Console
 from agent_r1.cli.evaluation import chat as cli_chat
 from agent_r1.config.run import Config, ConfigError, load_config, write_config
 from agent_r1.reward.config import RewardConfig
+from agent_r1.runtime.evaluation_client import GREEDY
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
-from agent_r1_service.evaluation_client import GREEDY
 from tests.support.builders import scored
 from tests.support.config_scene import task_line, write_scene
 

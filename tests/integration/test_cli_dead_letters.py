@@ -11,10 +11,10 @@ import pytest
 
 from agent_r1.cli import main as cli
 from agent_r1.config.run import load_config, write_config
+from agent_r1.runtime.files.dead_letters import load_letters, save_letters
 from agent_r1_proto.messages import encode_entry
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.streams import Broker
-from agent_r1_service.files.dead_letters import load_letters, save_letters
 from tests.support.builders import scored
 from tests.support.config_scene import write_scene
 

@@ -12,11 +12,11 @@ import pytest
 from agent_r1.cli.main import main
 from agent_r1.config.run import load_config, write_config
 from agent_r1.learner.checkpoints.ownership import FolderLock
+from agent_r1.runtime.files.conditions import Condition, append_condition
 from agent_r1_proto.connection import ROLLOUT_GROUP
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
-from agent_r1_service.files.conditions import Condition, append_condition
 from tests.support.builders import rollout_task
 from tests.support.config_scene import write_scene
 

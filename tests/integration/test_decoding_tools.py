@@ -10,12 +10,12 @@ from typing import Any, cast
 import pytest
 
 from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.runtime.config import ListenConfig
+from agent_r1.runtime.http.serving import bind, serving
 from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.base import Arguments, CallContext, Tool
 from agent_r1.tools.pages import PageFetcher
 from agent_r1_proto.rewards import ScoreRequest
-from agent_r1_service.config import ListenConfig
-from agent_r1_service.http.serving import bind, serving
 from tests.support.branching import asks, searching
 from tests.support.fakes import FakeToolServer, build_tokenizer, call_text
 

@@ -31,7 +31,7 @@ from agent_r1.learner.engine.model import load_causal_model, prepare_layout
 from agent_r1.learner.engine.ranks.group import RankGroup
 from agent_r1.learner.engine.ranks.messages import EngineSetup
 from agent_r1.learner.objective import Aggregation
-from agent_r1_service.config import ModelConfig
+from agent_r1.runtime.config import ModelConfig
 from tests.support import two_ranks
 from tests.support.engines import (
     LAYOUTS,

@@ -17,13 +17,13 @@ import pytest
 
 from agent_r1.learner.stop_rules import RunFailedError
 from agent_r1.learner.train import Learner
+from agent_r1.runtime.evaluation_client import EvalClient, summarise
+from agent_r1.runtime.files.run_folder import LEDGER_FILE
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutKey, RolloutTask, Task
 from agent_r1_proto.trajectory import ToolCallRecord, Trajectory
 from agent_r1_proto.weights import NewestVersion
-from agent_r1_service.evaluation_client import EvalClient, summarise
-from agent_r1_service.files.run_folder import LEDGER_FILE
 from tests.conftest import REPOSITORY, RedisServer
 from tests.support.builders import rollout_task
 from tests.support.fakes import running

@@ -13,11 +13,11 @@ import pytest
 
 from agent_r1.cli import main as cli
 from agent_r1.config.run import Config, load_config
+from agent_r1.runtime.config import RedisConfig, RunConfig
+from agent_r1.runtime.evaluation_client import ATTEMPT
 from agent_r1_deploy import local_client
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
-from agent_r1_service.config import RedisConfig, RunConfig
-from agent_r1_service.evaluation_client import ATTEMPT
 from tests.support.builders import scored
 from tests.support.config_scene import RUN_TOML, load_nothing, task_line, write_scene
 from tests.support.fakes import running

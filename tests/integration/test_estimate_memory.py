@@ -18,8 +18,8 @@ from agent_r1.config.estimate import (
     total,
 )
 from agent_r1.learner.config import EngineConfig
-from agent_r1_service.config import ModelConfig
-from agent_r1_service.imports import quick_imports
+from agent_r1.runtime.config import ModelConfig
+from agent_r1.runtime.imports import quick_imports
 
 with quick_imports():
     import torch

@@ -10,8 +10,8 @@ import pytest
 
 from agent_r1.evaluation.config import QuestioningConfig
 from agent_r1.evaluation.main import EvaluationRun
+from agent_r1.runtime.config import RedisConfig, RunConfig
 from agent_r1_proto.streams import Broker
-from agent_r1_service.config import RedisConfig, RunConfig
 from tests.support.learner_fakes import FakeServices, write_tasks
 
 pytestmark = pytest.mark.redis

@@ -24,13 +24,13 @@ from agent_r1.evaluation.answers import read_answers, summary_file
 from agent_r1.evaluation.config import QuestioningConfig
 from agent_r1.evaluation.main import EvaluationRun, Progress
 from agent_r1.evaluation.retrieval import RetrievalError
+from agent_r1.runtime.config import RedisConfig, RunConfig
+from agent_r1.runtime.evaluation_client import question_seed
 from agent_r1_deploy import local_client
 from agent_r1_deploy.local_services import LocalServices
 from agent_r1_proto.rewards import Reward
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
-from agent_r1_service.config import RedisConfig, RunConfig
-from agent_r1_service.evaluation_client import question_seed
 from tests.integration.test_launcher_supervisor import FAKE_SERVICE
 from tests.support.builders import scored
 from tests.support.config_scene import task_line, write_scene
@@ -187,7 +187,7 @@ import sys
 from pathlib import Path
 from agent_r1.evaluation.config import QuestioningConfig
 from agent_r1.evaluation.main import EvaluationRun
-from agent_r1_service.config import RedisConfig, RunConfig
+from agent_r1.runtime.config import RedisConfig, RunConfig
 questions, out, redis_url, run_id = sys.argv[1:]
 evaluation = EvaluationRun(
     sets={"held_out": Path(questions)},

@@ -20,14 +20,14 @@ from aiohttp import web
 from fastapi import FastAPI
 
 from agent_r1.learner.config import LearnerConfig
+from agent_r1.runtime.config import ListenConfig
+from agent_r1.runtime.http.serving import advertised_url, bind, serving
+from agent_r1.runtime.http.token import RunToken, token_headers
 from agent_r1.weights import chunks, download
 from agent_r1.weights.http import HttpFetcher, HttpTransport, describe_files
 from agent_r1.weights.manifest import WeightsRefusedError
 from agent_r1_proto.registry import RolloutServer
 from agent_r1_proto.weights import NewestVersion, WeightManifest
-from agent_r1_service.config import ListenConfig
-from agent_r1_service.http.serving import advertised_url, bind, serving
-from agent_r1_service.http.token import RunToken, token_headers
 from tests.support.learner_fakes import http_transport
 from tests.support.snapshot_files import flip_byte, write_snapshot
 

@@ -21,13 +21,13 @@ from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.server import LearnerServer
 from agent_r1.learner.weights.publisher import make_transport
 from agent_r1.learner.weights.run_bundle import RunOffer
+from agent_r1.runtime import fingerprint
+from agent_r1.runtime.http.token import RunToken
 from agent_r1.weights.download import pull_client
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.run_bundle import BundleFile, RunBundle
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.weights import FileChunks
-from agent_r1_service import fingerprint
-from agent_r1_service.http.token import RunToken
 from tests.support.config_scene import RUN_TOML, search_of, write_scene
 
 pytestmark = pytest.mark.redis

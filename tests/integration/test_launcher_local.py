@@ -25,6 +25,10 @@ from redis.exceptions import AuthenticationError
 
 from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ConfigError
+from agent_r1.runtime.config import RedisConfig, split_password
+from agent_r1.runtime.files.conditions import Condition, append_condition, read_conditions
+from agent_r1.runtime.files.dead_letters import load_letters
+from agent_r1.runtime.http.token import find_token
 from agent_r1_deploy import (
     local,
     local_client,
@@ -42,10 +46,6 @@ from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
-from agent_r1_service.config import RedisConfig, split_password
-from agent_r1_service.files.conditions import Condition, append_condition, read_conditions
-from agent_r1_service.files.dead_letters import load_letters
-from agent_r1_service.http.token import find_token
 from tests.conftest import RedisServer
 from tests.integration.test_launcher_supervisor import FAKE_SERVICE, WAIT_S, Scene, alive
 from tests.support.config_scene import load_nothing, write_scene

@@ -15,12 +15,12 @@ from safetensors.numpy import load_file
 from agent_r1.learner.main import build_engine
 from agent_r1.learner.objective import PRESETS
 from agent_r1.learner.train import Learner
+from agent_r1.runtime.config import ModelConfig
 from agent_r1_proto.rewards import Reward, ScoredTrajectory
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.trajectory import Turn
 from agent_r1_proto.weights import LoadReply, LoadRequest
-from agent_r1_service.config import ModelConfig
 from tests.support.builders import trajectory
 from tests.support.learner_fakes import FakeServices, training_spec
 from tests.support.runs import steps

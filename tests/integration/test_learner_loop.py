@@ -18,14 +18,14 @@ from agent_r1.learner.train import Learner
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
 from agent_r1.reward.worker import RewardWorker
+from agent_r1.runtime.files.dead_letters import load_letters
+from agent_r1.runtime.files.writing import DiskFullError
 from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.rewards import Reward, ScoredTrajectory, ScoreRequest
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.trajectory import ToolCallRecord, Trajectory
-from agent_r1_service.files.dead_letters import load_letters
-from agent_r1_service.files.writing import DiskFullError
 from tests.support.fakes import running
 from tests.support.learner_fakes import (
     FakeEngine,

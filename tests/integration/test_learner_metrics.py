@@ -11,11 +11,11 @@ import pytest
 
 from agent_r1.learner.reporting import prometheus
 from agent_r1.learner.train import Learner
+from agent_r1.runtime.metrics import metrics_of
 from agent_r1_proto.registry import ToolRegistry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tool_pool import ToolInstance
 from agent_r1_proto.tools import ToolSpec
-from agent_r1_service.metrics import metrics_of
 from tests.support.learner_fakes import FakeEngine, FakeServices, eventually, training_spec
 from tests.support.prometheus import series_of
 from tests.support.runs import steps

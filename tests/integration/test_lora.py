@@ -19,10 +19,10 @@ from agent_r1.learner.engine.interface import LossSpec, TrainSample
 from agent_r1.learner.engine.lora import export_merged
 from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
 from agent_r1.rollout.policy import Generation
+from agent_r1.runtime.config import LoraConfig, ModelConfig
 from agent_r1.weights.adapters import ADAPTER_FILE, adapter_shapes, read_adapter
 from agent_r1.weights.manifest import WeightsRefusedError
 from agent_r1_proto.weights import WeightManifest
-from agent_r1_service.config import LoraConfig, ModelConfig
 from tests.support.engines import SAMPLES, gradient, make_engine, plain_loss, relative_distance
 from tests.support.live_engine import LiveEngine
 from tests.support.snapshot_files import VOCAB_SIZE, build_model, model_logprobs

@@ -11,13 +11,13 @@ import pytest
 from redis import exceptions as redis_errors
 
 from agent_r1.learner.train import Learner
+from agent_r1.runtime.evaluation_client import EvalClient
 from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.lost_samples import LostSamples
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask, Task
 from agent_r1_proto.weights import NewestVersion
-from agent_r1_service.evaluation_client import EvalClient
 from tests.support.builders import rollout_task, trajectory
 from tests.support.learner_fakes import (
     FakeEngine,

@@ -30,6 +30,9 @@ from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
 from agent_r1.rollout.app import create_app as create_rollout_app
 from agent_r1.rollout.weight_versions import WeightVersions
+from agent_r1.runtime.config import ListenConfig
+from agent_r1.runtime.http.serving import Server, bind, http_config
+from agent_r1.runtime.http.token import RunToken, token_headers
 from agent_r1.tools.app import ToolService
 from agent_r1.tools.app import create_app as create_tool_app
 from agent_r1.tools.base import Arguments, CallContext, Tool
@@ -42,9 +45,6 @@ from agent_r1.weights.served_files import ContentFiles, WeightFiles
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.weights import NewestVersion
-from agent_r1_service.config import ListenConfig
-from agent_r1_service.http.serving import Server, bind, http_config
-from agent_r1_service.http.token import RunToken, token_headers
 from tests.support.fakes import FakePolicy
 
 pytestmark = pytest.mark.timeout(240)

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from agent_r1.learner.config import SftConfig
 from agent_r1.learner.sft import train as sft
-from agent_r1_service.config import ModelConfig, RunConfig
+from agent_r1.runtime.config import ModelConfig, RunConfig
 from tests.support.hosts import Host, Hosts, why_not
 from tests.support.rank_hosts import (
     CONFIG,

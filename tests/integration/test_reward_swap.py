@@ -17,10 +17,10 @@ from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
 from agent_r1.reward.versions import GroupVersions
 from agent_r1.reward.worker import RewardWorker
+from agent_r1.runtime.verdicts import BAD, GOOD
 from agent_r1_proto.rewards import Reward, ScoredTrajectory
 from agent_r1_proto.scoring_models import ScoringModel, ScoringModels
 from agent_r1_proto.streams import Broker
-from agent_r1_service.verdicts import BAD, GOOD
 from tests.support.builders import rollout_task, trajectory
 from tests.support.scripted_server import ScriptedServer
 

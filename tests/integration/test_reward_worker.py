@@ -38,7 +38,7 @@ from pathlib import Path
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.main import serve
 from agent_r1.text.reading import TurnReader
-from agent_r1_service.config import RedisConfig, RunConfig
+from agent_r1.runtime.config import RedisConfig, RunConfig
 url, run_id, table, folder = sys.argv[1:]
 logging.basicConfig(level="INFO")
 serve(run=RunConfig(id=run_id), reader=TurnReader(), redis=RedisConfig(url=url, lease_s=0.6),

@@ -31,7 +31,7 @@ from pathlib import Path
 from agent_r1.tools.kinds import AnyToolConfig
 from agent_r1.tools.main import serve
 from pydantic import TypeAdapter
-from agent_r1_service.config import RedisConfig, RunConfig
+from agent_r1.runtime.config import RedisConfig, RunConfig
 name, table, folder = sys.argv[1:]
 logging.basicConfig(level="INFO")
 serve(name=name, run=RunConfig(), redis=RedisConfig(), announce_dir=Path(folder),

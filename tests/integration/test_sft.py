@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_r1.learner.config import SftConfig
 from agent_r1.learner.sft import train as sft
-from agent_r1_service.config import ModelConfig, RunConfig
+from agent_r1.runtime.config import ModelConfig, RunConfig
 from tests.support.tiny_models import save_model
 
 STEPS = 12

@@ -18,10 +18,10 @@ from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.checkpoints.ownership import TakenOverError
 from agent_r1.learner.heartbeat import Heartbeat, refuse_a_second
 from agent_r1.learner.train import Learner
+from agent_r1.runtime.config import RedisConfig, RunConfig
 from agent_r1_deploy.local import prepare_redis
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
-from agent_r1_service.config import RedisConfig, RunConfig
 from tests.support.learner_fakes import FakeEngine, FakeServices, eventually, training_spec
 
 pytestmark = pytest.mark.redis

@@ -17,12 +17,12 @@ from agent_r1.learner.train import Learner
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
 from agent_r1.reward.worker import RewardWorker
+from agent_r1.runtime.config import ListenConfig, RunConfig
+from agent_r1.runtime.http.serving import bind, serving
+from agent_r1.runtime.tracing import begin_trace, span, start_tracing, stop_tracing, trace_headers
 from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.base import Arguments, CallContext, Tool
 from agent_r1_proto.streams import Broker
-from agent_r1_service.config import ListenConfig, RunConfig
-from agent_r1_service.http.serving import bind, serving
-from agent_r1_service.tracing import begin_trace, span, start_tracing, stop_tracing, trace_headers
 from tests.support.learner_fakes import FakeEngine, training_spec, write_tasks
 from tests.support.otlp_receiver import receiving
 from tests.support.rollout_bench import ANSWER, SEARCH, Bench

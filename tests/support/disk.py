@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from agent_r1_service.files import room
+from agent_r1.runtime.files import room
 
 
 def free(number_of_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:

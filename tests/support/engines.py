@@ -13,7 +13,7 @@ from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.interface import LossSpec, TrainSample
 from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
 from agent_r1.learner.engine.ranks.messages import CriticSetup, EngineSetup
-from agent_r1_service.config import ModelConfig
+from agent_r1.runtime.config import ModelConfig
 from tests.support import two_ranks
 from tests.support.tiny_models import VOCABULARY, make_samples
 

@@ -21,12 +21,12 @@ from agent_r1.rollout.policy import (
     LoadTiming,
     PromptTooLongError,
 )
+from agent_r1.runtime.http.token import RunToken
 from agent_r1.weights.manifest import WeightsRefusedError
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tools import CallReply, CallRequest, ToolCall, ToolResult, ToolSpec
 from agent_r1_proto.trajectory import VersionSpan
 from agent_r1_proto.weights import WeightManifest
-from agent_r1_service.http.token import RunToken
 
 # Hermes dialogue: tools in the system message, results in a user message, several of one turn in
 # the same one.

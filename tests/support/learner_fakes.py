@@ -34,6 +34,10 @@ from agent_r1.learner.run_spec import RunSpec, make_run_spec
 from agent_r1.learner.server import LearnerServer
 from agent_r1.learner.shutdown import cancel_and_wait
 from agent_r1.learner.weights.publisher import make_transport
+from agent_r1.runtime.config import ModelConfig, RedisConfig, RunConfig
+from agent_r1.runtime.files.data_source import DataSource
+from agent_r1.runtime.files.writing import check_seal, seal
+from agent_r1.runtime.http.token import RunToken
 from agent_r1.weights.http import HttpTransport
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.rewards import Reward, ScoredTrajectory
@@ -48,10 +52,6 @@ from agent_r1_proto.weights import (
     LoadRequest,
     WeightManifest,
 )
-from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
-from agent_r1_service.files.data_source import DataSource
-from agent_r1_service.files.writing import check_seal, seal
-from agent_r1_service.http.token import RunToken
 from tests.support.builders import trajectory
 
 GROUP_TOKEN = 1_000_000

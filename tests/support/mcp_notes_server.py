@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from agent_r1_service.imports import quick_imports
+from agent_r1.runtime.imports import quick_imports
 
 with quick_imports():
     from mcp.server.mcpserver import Context, MCPServer

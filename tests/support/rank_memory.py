@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_r1_service.imports import quick_imports
+from agent_r1.runtime.imports import quick_imports
 
 with quick_imports():
     import torch
@@ -38,7 +38,7 @@ with quick_imports():
     from agent_r1.learner.engine.model import DTYPES
     from agent_r1.learner.engine.ranks import engine as rank_engine
     from agent_r1.learner.engine.ranks.messages import CriticSetup, EngineSetup
-    from agent_r1_service.config import LoraConfig, ModelConfig
+    from agent_r1.runtime.config import LoraConfig, ModelConfig
 
 SAMPLE_S = 0.1
 TINY = "tiny"

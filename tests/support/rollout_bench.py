@@ -17,12 +17,12 @@ from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.rollout.main import RolloutSettings, serve_policy
 from agent_r1.rollout.policy import EngineDeadError
+from agent_r1.runtime.config import ModelConfig, RedisConfig, RunConfig
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.trajectory import Trajectory
 from agent_r1_proto.weights import NewestVersion, TransportName, WeightManifest
-from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
 from tests.support.builders import rollout_task
 from tests.support.fakes import FakePolicy, FakeToolServer, build_tokenizer, call_text
 

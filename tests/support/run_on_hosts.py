@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.learner.engine.ranks.place import RankPlace
+from agent_r1.runtime.files.private import write_private
 from agent_r1_deploy.local_redis import find_redis_server
-from agent_r1_service.files.private import write_private
 from tests.support.hosts import REPOSITORY, Host
 from tests.support.runs import agent_r1
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import httpx
 import psutil
 
-from agent_r1_service.http.guard import is_loopback
+from agent_r1.runtime.http.guard import is_loopback
 
 ANSWER_TIMEOUT_S = 10.0
 

@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent_r1_service.imports import quick_imports
+from agent_r1.runtime.imports import quick_imports
 
 with quick_imports():
     import numpy as np
@@ -42,7 +42,7 @@ with quick_imports():
     from agent_r1.learner.engine.ranks.messages import CriticSetup, EngineSetup
     from agent_r1.learner.engine.ranks.place import RankPlace, read_place
     from agent_r1.learner.engine.ranks.worker import follow
-    from agent_r1_service.config import LoraConfig, ModelConfig
+    from agent_r1.runtime.config import LoraConfig, ModelConfig
     from tests.support.tiny_models import make_samples, with_values
 
 SEED = 11

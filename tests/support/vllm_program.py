@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from agent_r1_service.imports import quick_imports
+from agent_r1.runtime.imports import quick_imports
 
 with quick_imports():
     import vllm.v1.engine.core  # noqa: F401 - for the engine, before the fork

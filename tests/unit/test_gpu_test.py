@@ -16,9 +16,9 @@ import pytest
 
 from agent_r1.config import gpu_looks
 from agent_r1.learner.reporting import step_report
+from agent_r1.runtime.files import room
+from agent_r1.runtime.gpus import Device
 from agent_r1.text.reading import parse_turn
-from agent_r1_service.files import room
-from agent_r1_service.gpus import Device
 from scripts.gpu_test import __main__ as main
 from scripts.gpu_test import engine, learner, loop, machine, model, parts, report, signals
 from scripts.gpu_test.every_turn_searches import EveryTurnSearches

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import yaml
 
-from agent_r1_service.metrics import Metric, metrics_of
+from agent_r1.runtime.metrics import Metric, metrics_of
 from tests.support.prometheus import JOBS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OBSERVE = REPOSITORY / "deploy" / "observe"
 MODULES = (
-    "agent_r1_service.metrics",
+    "agent_r1.runtime.metrics",
     "agent_r1.learner.reporting.prometheus",
     "agent_r1.rollout.metrics",
     "agent_r1.reward.metrics",

@@ -22,10 +22,10 @@ from huggingface_hub import constants as hub
 from agent_r1.cli.main import build_parser
 from agent_r1.config.run import load_config
 from agent_r1.rollout.tool_calls.client import COMPOSE_PROFILES
+from agent_r1.runtime.config import OWN_ADDRESS
 from agent_r1.tools.sandbox.code_tests import CodeTests
 from agent_r1.tools.sandbox.python_exec import PythonExec
 from agent_r1.tools.search.elasticsearch_client import FILE_SUFFIX, PASSWORD_VARIABLE, USER_VARIABLE
-from agent_r1_service.config import OWN_ADDRESS
 from tests.support.containers import run_init
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -24,12 +24,12 @@ from agent_r1.cli.main import build_parser
 from agent_r1.config.estimate import disk_parts, read_model_size, total, value_bytes
 from agent_r1.config.run import Config, load_config
 from agent_r1.learner.engine.ranks.place import VARIABLES
+from agent_r1.runtime.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES, EXIT_REASON
+from agent_r1.runtime.http.guard import OPEN_PATHS
 from agent_r1.tools.loading import import_tool_class
 from agent_r1.tools.search.config import SearchConfig
 from agent_r1.tools.search.elasticsearch_client import FILE_SUFFIX, PASSWORD_VARIABLE, USER_VARIABLE
 from agent_r1_proto.connection import Keys
-from agent_r1_service.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES, EXIT_REASON
-from agent_r1_service.http.guard import OPEN_PATHS
 from tests.support.public_models import SHAPES, write_shape
 
 REPOSITORY = Path(__file__).resolve().parents[2]

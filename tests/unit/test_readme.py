@@ -85,7 +85,14 @@ def test_the_index_leads_to_every_page() -> None:
     assert {relative(p) for p in PAPERS if p.resolve() not in reached} == {"docs/index.md"}
 
 
-OWN_FILES = ["README.md", "AGENTS.md", "CONTRIBUTING.md", "proto/README.md", "docs/architecture.md"]
+OWN_FILES = [
+    "README.md",
+    "AGENTS.md",
+    "CONTRIBUTING.md",
+    "proto/README.md",
+    "services/runtime/README.md",
+    "docs/architecture.md",
+]
 """Papers that name no files but the repository's."""
 CODE = [
     path
@@ -106,10 +113,16 @@ def test_source_files_that_are_named_exist(paper: str) -> None:
     assert unknown_files(re.findall(r"`([\w/]+\.py)`", text)) == []
 
 
-@pytest.mark.parametrize("package", ["agent_r1_proto", "agent_r1_service"])
-def test_the_page_of_the_contract_lists_every_module(package: str) -> None:
-    text = (REPOSITORY / "proto" / "README.md").read_text()
-    modules = [path.name for path in (REPOSITORY / "proto" / package).glob("[!_]*.py")]
+@pytest.mark.parametrize(
+    ("page", "package"),
+    [
+        ("proto/README.md", "proto/agent_r1_proto"),
+        ("services/runtime/README.md", "services/runtime"),
+    ],
+)
+def test_the_page_of_a_shared_package_lists_every_module(page: str, package: str) -> None:
+    text = (REPOSITORY / page).read_text()
+    modules = [path.name for path in (REPOSITORY / package).glob("[!_]*.py")]
     assert len(modules) > 5
     assert [name for name in modules if f"`{name}`" not in text] == []
 

@@ -31,11 +31,11 @@ from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ConfigError
 from agent_r1.learner.reporting.trajectory_log import readable
 from agent_r1.reward.components import ASKING
+from agent_r1.runtime.evaluation_client import EvalClient, EvalResult
+from agent_r1.runtime.exit_status import EXIT_FAILED
+from agent_r1.runtime.files.tasks import read_task_file
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import Decoding, SamplingParameters, Task
-from agent_r1_service.evaluation_client import EvalClient, EvalResult
-from agent_r1_service.exit_status import EXIT_FAILED
-from agent_r1_service.files.tasks import read_task_file
 
 HELP = (
     "Type a question. :pick [SET] asks a held-out question, :task FILE:ID a task of a file, :sets "

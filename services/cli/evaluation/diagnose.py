@@ -24,14 +24,14 @@ from agent_r1.evaluation.diagnosis import (
     training_figures,
 )
 from agent_r1.evaluation.main import Progress
+from agent_r1.runtime.evaluation_client import ATTEMPT, EvalClient, EvalResult
+from agent_r1.runtime.exit_status import EXIT_FAILED
+from agent_r1.runtime.files.tasks import read_sets, read_task_file
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import SamplingParameters, Task
 from agent_r1_proto.weights import NewestVersion
-from agent_r1_service.evaluation_client import ATTEMPT, EvalClient, EvalResult
-from agent_r1_service.exit_status import EXIT_FAILED
-from agent_r1_service.files.tasks import read_sets, read_task_file
 
 TIMEOUT_S = 7200.0
 MAX_IN_FLIGHT = 256

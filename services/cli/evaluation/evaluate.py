@@ -30,13 +30,13 @@ from agent_r1.evaluation.config import SEARCH_TOOL, QuestioningConfig
 from agent_r1.evaluation.main import EvaluationRun, Progress
 from agent_r1.evaluation.retrieval import check_spec
 from agent_r1.evaluation.summary import SetSummary, summary_lines
+from agent_r1.runtime.durations import format_duration
+from agent_r1.runtime.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES
+from agent_r1.runtime.files.run_folder import LIVE_DIR
 from agent_r1.tools.search.config import SearchConfig
 from agent_r1_deploy.status_line import StatusLine
 from agent_r1_deploy.threads import in_thread
 from agent_r1_proto.tasks import Decoding
-from agent_r1_service.durations import format_duration
-from agent_r1_service.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES
-from agent_r1_service.files.run_folder import LIVE_DIR
 
 TELL_EVERY = 50
 TELL_EVERY_S = 30.0

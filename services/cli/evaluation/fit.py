@@ -26,10 +26,10 @@ from agent_r1.config.run import Config, ConfigError
 from agent_r1.evaluation.guidance import Guidance, guidance
 from agent_r1.evaluation.main import EvaluationRun
 from agent_r1.reward.components import ASKING
+from agent_r1.runtime.exit_status import EXIT_INTERRUPTED
+from agent_r1.runtime.files.writing import write_atomically
 from agent_r1_deploy.threads import in_thread
 from agent_r1_proto.tasks import Decoding
-from agent_r1_service.exit_status import EXIT_INTERRUPTED
-from agent_r1_service.files.writing import write_atomically
 
 DEFAULTS: dict[str, Any] = {"candidates": 8, "lookahead": 0, "beta": 1.0, "continuations": 4}
 """How turns are proposed and continued while a scorer is measured."""

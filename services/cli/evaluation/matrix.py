@@ -22,8 +22,8 @@ from agent_r1.evaluation.main import EvaluationRun
 from agent_r1.evaluation.matrix.cells import load_cell, measure, read_cell, write_cell
 from agent_r1.evaluation.matrix.pool import calls_of, choose, enough, tokens_of
 from agent_r1.evaluation.matrix.report import NOT_RUN, Results, write_report
+from agent_r1.runtime.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES
 from agent_r1_deploy.threads import in_thread
-from agent_r1_service.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES
 
 
 def matrix(arguments: argparse.Namespace) -> int:

@@ -43,12 +43,12 @@ from agent_r1.evaluation.matrix.questions import Question
 from agent_r1.evaluation.matrix.report import CellKey
 from agent_r1.reward.components import ASKING
 from agent_r1.reward.config import measuring_key
+from agent_r1.runtime.files.data_source import DataSource
+from agent_r1.runtime.files.source import write_lines
+from agent_r1.runtime.files.tasks import source_digest
 from agent_r1.tools.loading import describe_tool
 from agent_r1_proto.tasks import Decoding
 from agent_r1_proto.tools import ToolSpec
-from agent_r1_service.files.data_source import DataSource
-from agent_r1_service.files.source import write_lines
-from agent_r1_service.files.tasks import source_digest
 
 MATRIX_FOLDER = Path("runs") / "matrix"
 AS_THEY_ARE = "as_they_are"

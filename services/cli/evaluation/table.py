@@ -49,11 +49,11 @@ from agent_r1.evaluation.table.report import Results, write_report
 from agent_r1.evaluation.table.run import Row, SeedScores
 from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
+from agent_r1.runtime.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES
+from agent_r1.runtime.files.json_lines import split_lines
+from agent_r1.runtime.files.run_folder import ANSWERS_FILE, CONFIG_FILE, METRICS_FILE
 from agent_r1_deploy.local_result import read_json, summary_of
 from agent_r1_deploy.threads import in_thread
-from agent_r1_service.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES
-from agent_r1_service.files.json_lines import split_lines
-from agent_r1_service.files.run_folder import ANSWERS_FILE, CONFIG_FILE, METRICS_FILE
 
 if TYPE_CHECKING:
     from agent_r1_deploy.local_table import Client

@@ -26,8 +26,8 @@ from agent_r1.evaluation.answers import differences
 from agent_r1.evaluation.table.config import BASELINE_TITLES, EXACT_MATCH
 from agent_r1.evaluation.table.run import Scores, SeedScores
 from agent_r1.reward.components import ASKING
+from agent_r1.runtime.files.writing import write_atomically
 from agent_r1_proto.messages import StrictMessage
-from agent_r1_service.files.writing import write_atomically
 
 DECISIVE = (
     *("model.", "data.", "env.", "tools.", "learner.", "evaluation."),

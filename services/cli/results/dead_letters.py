@@ -14,9 +14,9 @@ from pathlib import Path
 
 from agent_r1.cli.live_run import ask, redis_of, run_config
 from agent_r1.config.sources import ENV_PREFIX, ConfigError
+from agent_r1.runtime.files.dead_letters import load_letters
 from agent_r1_proto.dead_letters import DeadLetter
 from agent_r1_proto.streams import Broker
-from agent_r1_service.files.dead_letters import load_letters
 
 ALL = "all"
 URL_VARIABLE = f"{ENV_PREFIX}REDIS__URL"

@@ -33,15 +33,15 @@ from agent_r1.learner.checkpoints.checkpoint import (
     read_scores,
 )
 from agent_r1.rollout.vllm.adapter import MAX_RANKS
+from agent_r1.runtime.config import LoraConfig
+from agent_r1.runtime.files.run_folder import CHECKPOINTS_DIR
+from agent_r1.runtime.files.writing import replace_directory, report_full_disk
+from agent_r1.runtime.http.token import find_token, token_headers
+from agent_r1.runtime.imports import quick_imports
+from agent_r1.runtime.memory import GIB
 from agent_r1.text.tool_formats import load_tool_format
 from agent_r1.tools.loading import describe_tool
 from agent_r1_proto.tools import ToolSpec
-from agent_r1_service.config import LoraConfig
-from agent_r1_service.files.run_folder import CHECKPOINTS_DIR
-from agent_r1_service.files.writing import replace_directory, report_full_disk
-from agent_r1_service.http.token import find_token, token_headers
-from agent_r1_service.imports import quick_imports
-from agent_r1_service.memory import GIB
 
 AGENT_FILE = "agent.json"
 CARD_FILE = "README.md"

@@ -13,8 +13,8 @@ from typing import Any
 from agent_r1.config.checks import HUB_NAME
 from agent_r1.config.run import Config
 from agent_r1.evaluation.score_names import ScoreNames
-from agent_r1_service.files.json_lines import split_lines
-from agent_r1_service.files.run_folder import EVALUATIONS_FILE
+from agent_r1.runtime.files.json_lines import split_lines
+from agent_r1.runtime.files.run_folder import EVALUATIONS_FILE
 
 SHOWN_TABLES = ("model", "data", "env", "tools", "reward", "learner", "evaluation")
 """Tables of the configuration that describe the model; the others are about machines."""

@@ -22,10 +22,10 @@ from agent_r1.cli.results.transcript import (
     print_transcript,
 )
 from agent_r1.config.sources import ConfigError
+from agent_r1.runtime.control_tokens import control_pattern, is_control
+from agent_r1.runtime.unicode import escaped_line
 from agent_r1.text.reading import MARKUP
 from agent_r1.text.tool_formats import NO_CALLS, load_tool_format
-from agent_r1_service.control_tokens import control_pattern, is_control
-from agent_r1_service.unicode import escaped_line
 
 
 def _chosen_files(arguments: argparse.Namespace) -> list[Path]:

@@ -13,8 +13,8 @@ from typing import Any
 
 from agent_r1.config.sources import ConfigError
 from agent_r1.learner.checkpoints.checkpoint import STEP_NAME
-from agent_r1_service.files.json_lines import split_lines
-from agent_r1_service.files.run_folder import TRAJECTORIES_DIR
+from agent_r1.runtime.files.json_lines import split_lines
+from agent_r1.runtime.files.run_folder import TRAJECTORIES_DIR
 
 EVAL_FILE = re.compile(r"^eval_(.+)$")
 

@@ -17,8 +17,8 @@ from pydantic import TypeAdapter
 from rich.console import Console
 from rich.text import Text
 
+from agent_r1.runtime.unicode import escaped_line
 from agent_r1_proto.parts import Content, shown_text
-from agent_r1_service.unicode import escaped_line
 
 _CONTENT: TypeAdapter[Content] = TypeAdapter(Content)
 SAMPLED_STYLE = "green"

@@ -24,6 +24,14 @@ from agent_r1.cli.live_run import check_redis, own_settings, redis_of_this_host,
 from agent_r1.cli.services.pull_bundle import BundlePart, BundlePuller, read_bundle
 from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ENV_PREFIX, ConfigError
+from agent_r1.runtime.config import ListenConfig, RedisConfig, RunConfig, hide_password
+from agent_r1.runtime.files.own_folder import OwnFolder
+from agent_r1.runtime.files.run_folder import CONFIG_FILE
+from agent_r1.runtime.files.writing import write_atomically
+from agent_r1.runtime.fingerprint import software_version
+from agent_r1.runtime.http.guard import is_loopback
+from agent_r1.runtime.http.serving import require_token
+from agent_r1.runtime.http.token import RunToken, find_token
 from agent_r1.weights.download import pull_client
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.run_bundle import (
@@ -36,14 +44,6 @@ from agent_r1_proto.run_bundle import (
     tool_part,
 )
 from agent_r1_proto.streams import Broker
-from agent_r1_service.config import ListenConfig, RedisConfig, RunConfig, hide_password
-from agent_r1_service.files.own_folder import OwnFolder
-from agent_r1_service.files.run_folder import CONFIG_FILE
-from agent_r1_service.files.writing import write_atomically
-from agent_r1_service.fingerprint import software_version
-from agent_r1_service.http.guard import is_loopback
-from agent_r1_service.http.serving import require_token
-from agent_r1_service.http.token import RunToken, find_token
 
 OFFER_TIMEOUT_S = 600.0
 """Longest wait for the learner, which loads the model before it says how to join."""

@@ -31,14 +31,14 @@ from agent_r1.rollout.main import (
 from agent_r1.rollout.policy import Generation, PolicyError
 from agent_r1.rollout.tool_calls.client import ToolClient
 from agent_r1.rollout.vllm.settings import read_end_tokens
+from agent_r1.runtime.config import StrictConfig
+from agent_r1.runtime.files.foreign import read_text
+from agent_r1.runtime.files.hub import model_folder
+from agent_r1.runtime.imports import quick_imports
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.tasks import RolloutKey, RolloutTask, Task
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_proto.trajectory import VersionSpan
-from agent_r1_service.config import StrictConfig
-from agent_r1_service.files.foreign import read_text
-from agent_r1_service.files.hub import model_folder
-from agent_r1_service.imports import quick_imports
 
 SERVER_ID = "this-process"
 WEIGHTS = 0

@@ -18,11 +18,11 @@ import httpx
 from agent_r1.config.sources import ConfigError
 from agent_r1.rollout.chat_format import ChatFormat, OutsideMessage, PromptMessage, Rendered
 from agent_r1.rollout.policy import PolicyError
+from agent_r1.runtime.http import MAX_DETAIL_CHARS
+from agent_r1.runtime.template_messages import template_message, with_json_arguments
 from agent_r1.text.tool_formats import HERMES, ToolFormat
 from agent_r1_proto.tasks import ChatMessage
 from agent_r1_proto.tools import ToolSpec
-from agent_r1_service.http import MAX_DETAIL_CHARS
-from agent_r1_service.template_messages import template_message, with_json_arguments
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 TIMEOUT_S = 300.0

@@ -18,6 +18,7 @@ from agent_r1.config.run import Config
 from agent_r1.evaluation.config import ScriptedPolicyConfig
 from agent_r1.reward.scorer import Scorer
 from agent_r1.rollout.envs import CallResult, ModelTurn, ToolEnv, load_env_class
+from agent_r1.runtime.user_code import import_named
 from agent_r1.text.reading import ParsedCall
 from agent_r1.tools.base import CallContext, Tool
 from agent_r1.tools.loading import load_tool
@@ -25,7 +26,6 @@ from agent_r1_proto.parts import shown_text
 from agent_r1_proto.rewards import ScoreCall, ScoreRequest, ScoreTurn
 from agent_r1_proto.tasks import Task
 from agent_r1_proto.tools import ToolResult
-from agent_r1_service.user_code import import_named
 
 
 class ScriptedPolicy(Protocol):

@@ -20,11 +20,11 @@ from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ConfigError
 from agent_r1.learner.groups import total_reward
 from agent_r1.learner.reporting.trajectory_log import readable
+from agent_r1.runtime.evaluation_client import ATTEMPT, EvalClient, EvalResult
+from agent_r1.runtime.exit_status import EXIT_FAILED
+from agent_r1.runtime.files.tasks import read_task_file
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import SamplingParameters, Task
-from agent_r1_service.evaluation_client import ATTEMPT, EvalClient, EvalResult
-from agent_r1_service.exit_status import EXIT_FAILED
-from agent_r1_service.files.tasks import read_task_file
 
 OPENAI = "openai:"
 

@@ -28,12 +28,12 @@ from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.math_forms import is_number
 from agent_r1.reward.scorer import ComponentError, Scorer
 from agent_r1.rollout.envs import load_env_class
+from agent_r1.runtime.exit_status import EXIT_FAILED
+from agent_r1.runtime.files.tasks import numbered_tasks
+from agent_r1.runtime.user_code import describe
 from agent_r1_proto.rewards import ScoredTrajectory, ScoreRequest, ScoreTurn
 from agent_r1_proto.tasks import Task
 from agent_r1_proto.trajectory import ANSWERED, ToolCallRecord, Trajectory
-from agent_r1_service.exit_status import EXIT_FAILED
-from agent_r1_service.files.tasks import numbered_tasks
-from agent_r1_service.user_code import describe
 
 EMPTY_ANSWER = "<think></think><answer></answer>"
 """Leads a component to what it compares answers with."""

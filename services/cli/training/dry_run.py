@@ -13,12 +13,12 @@ from pathlib import Path
 
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError
-from agent_r1_service.durations import format_duration
-from agent_r1_service.exit_status import EXIT_FAILED, EXIT_INTERRUPTED
-from agent_r1_service.files.json_lines import split_lines
-from agent_r1_service.files.own_folder import OwnFolder
-from agent_r1_service.files.room import free_bytes, readable_size
-from agent_r1_service.files.run_folder import CHECKPOINTS_DIR, METRICS_FILE, TRAJECTORIES_DIR
+from agent_r1.runtime.durations import format_duration
+from agent_r1.runtime.exit_status import EXIT_FAILED, EXIT_INTERRUPTED
+from agent_r1.runtime.files.json_lines import split_lines
+from agent_r1.runtime.files.own_folder import OwnFolder
+from agent_r1.runtime.files.room import free_bytes, readable_size
+from agent_r1.runtime.files.run_folder import CHECKPOINTS_DIR, METRICS_FILE, TRAJECTORIES_DIR
 
 STEPS = 2
 UNHURRIED_S = 0.001
@@ -108,7 +108,7 @@ def plan_of(config: Config) -> Plan:
 
 
 def _questions(config: Config) -> int:
-    from agent_r1_service.files.tasks import read_sets
+    from agent_r1.runtime.files.tasks import read_sets
 
     sets = read_sets(config.evaluation.sets, config.evaluation.max_questions)
     return sum(len(tasks) for tasks in sets.values())

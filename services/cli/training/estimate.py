@@ -36,12 +36,12 @@ from agent_r1.config.gpu_report import verdict_on_gpus
 from agent_r1.config.machine import usable_gpus
 from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ConfigError
-from agent_r1_service.config import LoraConfig
-from agent_r1_service.exit_status import EXIT_FAILED
-from agent_r1_service.files.hub import model_folder
-from agent_r1_service.files.room import free_bytes, readable_size
-from agent_r1_service.gpus import read_gpus
-from agent_r1_service.memory import GIB, MIB, free_memory_bytes
+from agent_r1.runtime.config import LoraConfig
+from agent_r1.runtime.exit_status import EXIT_FAILED
+from agent_r1.runtime.files.hub import model_folder
+from agent_r1.runtime.files.room import free_bytes, readable_size
+from agent_r1.runtime.gpus import read_gpus
+from agent_r1.runtime.memory import GIB, MIB, free_memory_bytes
 
 PROGRAMS = 1.7e9
 """Python, torch and vLLM in the services of a run on a CPU, without models: docs/benchmarks.md."""

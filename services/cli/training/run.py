@@ -35,14 +35,14 @@ from agent_r1.config.run import (
 )
 from agent_r1.config.sources import ENV_PREFIX, at_hand
 from agent_r1.learner.engine.ranks.place import read_place
-from agent_r1_service.config import ListenConfig, RunConfig
-from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_LOSSES
-from agent_r1_service.files.private import private_folder, write_private
-from agent_r1_service.files.run_folder import CONFIG_FILE, LEDGER_FILE, SUMMARY_FILE
-from agent_r1_service.imports import quick_imports
-from agent_r1_service.logs import make_formatter
-from agent_r1_service.tracing import start_tracing
-from agent_r1_service.user_code import CODE_PATTERN
+from agent_r1.runtime.config import ListenConfig, RunConfig
+from agent_r1.runtime.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_LOSSES
+from agent_r1.runtime.files.private import private_folder, write_private
+from agent_r1.runtime.files.run_folder import CONFIG_FILE, LEDGER_FILE, SUMMARY_FILE
+from agent_r1.runtime.imports import quick_imports
+from agent_r1.runtime.logs import make_formatter
+from agent_r1.runtime.tracing import start_tracing
+from agent_r1.runtime.user_code import CODE_PATTERN
 
 if TYPE_CHECKING:
     from agent_r1.rollout.main import RolloutSettings
@@ -163,8 +163,8 @@ def _check_listen(config: Config, listen: ListenConfig, key: str) -> None:
     Raises:
         ValueError: other machines could call it without a token, or the port is taken.
     """
-    from agent_r1_service.http.serving import require_token
-    from agent_r1_service.http.token import find_token
+    from agent_r1.runtime.http.serving import require_token
+    from agent_r1.runtime.http.token import find_token
 
     require_token(key, listen, find_token(config.run))
     check_port(listen, key)

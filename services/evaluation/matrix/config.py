@@ -13,9 +13,9 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
+from agent_r1.runtime.config import StrictConfig
+from agent_r1.runtime.files.data_source import DataSource
 from agent_r1_proto.tasks import TURN_BY_TURN, Decoding, DecodingMethod, PositiveTemperature
-from agent_r1_service.config import StrictConfig
-from agent_r1_service.files.data_source import DataSource
 
 SetName = Literal["math500", "gsm8k", "humaneval", "mbpp", "hotpotqa", "2wikimultihopqa", "musique"]
 Method = Literal["direct", "chain_of_thought", "react", "tools_single_turn", "tools_multi_turn"]

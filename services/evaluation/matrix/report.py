@@ -15,7 +15,7 @@ from agent_r1.evaluation.matrix.config import ComparisonEntry
 from agent_r1.evaluation.matrix.data_sets import FAMILIES, OWN, family_of, title_of
 from agent_r1.evaluation.matrix.picture import Point, Series, curves, trade_off
 from agent_r1.evaluation.statistics import LEVEL, RESAMPLES, SEED
-from agent_r1_service.files.writing import write_atomically
+from agent_r1.runtime.files.writing import write_atomically
 
 NOT_RUN = "not run"
 COMPARISON_COLUMNS = (

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, JsonValue, model_validator
 
 from agent_r1.evaluation.statistics import MAX_FLIPPED
-from agent_r1_service.config import StrictConfig
+from agent_r1.runtime.config import StrictConfig
 
 Baseline = Literal["naive_rag", "base_tool_call"]
 Part = Literal["methods", "ablation"]

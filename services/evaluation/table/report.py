@@ -38,7 +38,7 @@ from agent_r1.evaluation.table.run import (
     mean_curve,
     share,
 )
-from agent_r1_service.files.writing import write_atomically
+from agent_r1.runtime.files.writing import write_atomically
 
 HEADINGS: dict[Part, str] = {"methods": "Methods", "ablation": "Ablation of the masks"}
 NOT_RUN = "not run"

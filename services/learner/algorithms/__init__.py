@@ -24,7 +24,7 @@ from agent_r1.learner.algorithms.advantages.reinforce_pp_baseline import (
 from agent_r1.learner.algorithms.advantages.remax import remax_advantages
 from agent_r1.learner.algorithms.advantages.rloo import rloo_advantages
 from agent_r1.learner.algorithms.advantages.turn_gae import turn_gae_advantages
-from agent_r1_service.user_code import check_call, import_named
+from agent_r1.runtime.user_code import check_call, import_named
 
 if TYPE_CHECKING:
     from agent_r1.learner.algorithms.losses import PolicyLossFunction

@@ -23,11 +23,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, NonNegativeInt, RootModel
 
 from agent_r1.learner.engine.interface import PolicyEngine
-from agent_r1_proto.messages import StrictMessage
-from agent_r1_service.files.room import readable_size, require_room
-from agent_r1_service.files.run_folder import CHECKPOINTS_DIR, STATE_FILE
-from agent_r1_service.files.state import check_object, read_object
-from agent_r1_service.files.writing import (
+from agent_r1.runtime.files.room import readable_size, require_room
+from agent_r1.runtime.files.run_folder import CHECKPOINTS_DIR, STATE_FILE
+from agent_r1.runtime.files.state import check_object, read_object
+from agent_r1.runtime.files.writing import (
     CHECKSUM_FILE,
     check_seal,
     replace_directory,
@@ -35,6 +34,7 @@ from agent_r1_service.files.writing import (
     seal,
     write_atomically,
 )
+from agent_r1_proto.messages import StrictMessage
 
 if TYPE_CHECKING:
     from agent_r1.learner.checkpoints.run_store import RunStore

@@ -14,10 +14,10 @@ from typing import Protocol
 from pydantic import Field
 
 from agent_r1.learner.checkpoints.ownership import TakenOverError
+from agent_r1.runtime.files.run_folder import LEDGER_FILE
+from agent_r1.runtime.files.state import check_object, read_object
+from agent_r1.runtime.files.writing import write_atomically
 from agent_r1_proto.messages import StrictMessage
-from agent_r1_service.files.run_folder import LEDGER_FILE
-from agent_r1_service.files.state import check_object, read_object
-from agent_r1_service.files.writing import write_atomically
 
 
 class LedgerNumbers(StrictMessage):

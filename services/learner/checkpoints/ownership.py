@@ -18,7 +18,7 @@ import weakref
 from pathlib import Path
 
 from agent_r1.learner.stop_rules import RunFailedError
-from agent_r1_service.files.run_folder import LOCK_FILE
+from agent_r1.runtime.files.run_folder import LOCK_FILE
 
 logger = logging.getLogger(__name__)
 

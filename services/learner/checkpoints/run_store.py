@@ -34,16 +34,16 @@ from agent_r1.learner.checkpoints.ledger import LedgerNumbers
 from agent_r1.learner.checkpoints.object_store import ObjectStore
 from agent_r1.learner.checkpoints.ownership import TakenOverError
 from agent_r1.learner.config import LearnerConfig
-from agent_r1_proto.messages import StrictMessage
-from agent_r1_service.config import RunConfig
-from agent_r1_service.files.run_folder import CONFIG_FILE, STATE_FILE
-from agent_r1_service.files.writing import (
+from agent_r1.runtime.config import RunConfig
+from agent_r1.runtime.files.run_folder import CONFIG_FILE, STATE_FILE
+from agent_r1.runtime.files.writing import (
     CHECKSUM_FILE,
     check_seal,
     replace_directory,
     report_full_disk,
     require_space,
 )
+from agent_r1_proto.messages import StrictMessage
 
 logger = logging.getLogger(__name__)
 

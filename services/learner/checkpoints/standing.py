@@ -18,14 +18,14 @@ from agent_r1.learner.checkpoints.checkpoint import (
 )
 from agent_r1.learner.checkpoints.ledger import Ledger, LedgerNumbers
 from agent_r1.learner.outcome import read_summary
-from agent_r1_service.files.run_folder import (
+from agent_r1.runtime.files.run_folder import (
     CHECKPOINTS_DIR,
     LEDGER_FILE,
     METRICS_FILE,
     STATE_FILE,
     SUMMARY_FILE,
 )
-from agent_r1_service.files.state import parse_objects
+from agent_r1.runtime.files.state import parse_objects
 
 _VERSION = re.compile(r'"policy[_/]version": *(\d+)')
 _SPARE = 1000

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 
+from agent_r1.runtime.files.writing import replace_directory, report_full_disk
 from agent_r1.weights.snapshot import Weights, write_safetensors
 from agent_r1_proto.weights import SNAPSHOT_FILE
-from agent_r1_service.files.writing import replace_directory, report_full_disk
 
 POLICY_FILE = "policy.safetensors"
 CRITIC_FILE = "critic.safetensors"

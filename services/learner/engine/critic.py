@@ -32,9 +32,9 @@ from agent_r1.learner.engine.model import (
     load_causal_model,
     prepare_layout,
 )
+from agent_r1.runtime.config import ModelConfig
 from agent_r1.weights.snapshot import Weights, write_safetensors
 from agent_r1_proto.weights import SNAPSHOT_FILE
-from agent_r1_service.config import ModelConfig
 
 
 class CriticModule(nn.Module):

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from agent_r1.learner.engine.linear import multiply
-from agent_r1_service.gpu_needs import check_compiler
+from agent_r1.runtime.gpu_needs import check_compiler
 
 logger = logging.getLogger(__name__)
 

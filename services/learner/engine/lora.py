@@ -19,6 +19,9 @@ from agent_r1.learner.engine.checkpoint import export_model
 from agent_r1.learner.engine.division import whole_shape
 from agent_r1.learner.engine.linear import use_fast_products
 from agent_r1.learner.engine.model import load_causal_model, parameter_names
+from agent_r1.runtime.config import LoraConfig, ModelConfig
+from agent_r1.runtime.extras import import_extra
+from agent_r1.runtime.files.writing import replace_directory, report_full_disk
 from agent_r1.weights.adapters import (
     ADAPTER_FILE,
     PREFIX,
@@ -27,9 +30,6 @@ from agent_r1.weights.adapters import (
     write_adapter_config,
 )
 from agent_r1.weights.snapshot import Weights, write_safetensors
-from agent_r1_service.config import LoraConfig, ModelConfig
-from agent_r1_service.extras import import_extra
-from agent_r1_service.files.writing import replace_directory, report_full_disk
 
 _NAME = "default"
 """What PEFT calls a model's only adapter in the names of parameters."""

@@ -29,7 +29,7 @@ from agent_r1.learner.engine.attention import (
 from agent_r1.learner.engine.division import gathered_in_turn
 from agent_r1.learner.engine.head import LogprobHead
 from agent_r1.learner.engine.linear import use_fast_products
-from agent_r1_service.config import ModelConfig
+from agent_r1.runtime.config import ModelConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CHECK_TOKENS = (0, 1, 2, 3)

@@ -37,11 +37,11 @@ from agent_r1.learner.engine.ranks.life import STOP
 from agent_r1.learner.engine.ranks.messages import EngineSetup, MicroBatch, RankBatch, TrainReply
 from agent_r1.learner.engine.schedule import LearningRates
 from agent_r1.learner.engine.segments import SegmentBatch
+from agent_r1.runtime.files import writing as durable
+from agent_r1.runtime.files.writing import report_full_disk, require_space
 from agent_r1.weights import snapshot
 from agent_r1.weights.snapshot import Weights
 from agent_r1_proto.weights import AdapterHeader, WeightManifest
-from agent_r1_service.files import writing as durable
-from agent_r1_service.files.writing import report_full_disk, require_space
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from agent_r1.learner.groups import Group, process_reward, staleness, total_reward
+from agent_r1.runtime.evaluation_client import mean_by_name
 from agent_r1_proto.rewards import ScoredTrajectory
-from agent_r1_service.evaluation_client import mean_by_name
 
 TOOL_FAILURES = ("error", "malformed", "unknown_tool", "over_limit", "failed")
 

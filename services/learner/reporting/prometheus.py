@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 
 from agent_r1.learner.assembly import TrainingRun
 from agent_r1.learner.groups import AcceptResult
+from agent_r1.runtime.files.room import nearest_existing
+from agent_r1.runtime.metrics import Metric, MetricsPage, Value, scrape_target
 from agent_r1_proto.registry import ToolRegistry
-from agent_r1_service.files.room import nearest_existing
-from agent_r1_service.metrics import Metric, MetricsPage, Value, scrape_target
 
 
 def _gauge(name: str, text: str, *labels: str) -> Metric:

@@ -21,17 +21,16 @@ from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.checkpoints.ownership import FolderLock
 from agent_r1.learner.checkpoints.standing import state_problem
 from agent_r1.learner.reporting.loggers import MetricLogger
-from agent_r1_proto.failures import Failure
-from agent_r1_service.files.conditions import (
+from agent_r1.runtime.files.conditions import (
     Condition,
     append_condition,
     close_left_open,
     read_conditions,
     summarize,
 )
-from agent_r1_service.files.json_lines import split_lines
-from agent_r1_service.files.private import private_folder
-from agent_r1_service.files.run_folder import (
+from agent_r1.runtime.files.json_lines import split_lines
+from agent_r1.runtime.files.private import private_folder
+from agent_r1.runtime.files.run_folder import (
     ANSWERS_FILE,
     CHECKPOINTS_DIR,
     CONDITIONS_FILE,
@@ -44,8 +43,9 @@ from agent_r1_service.files.run_folder import (
     SUMMARY_FILE,
     TRAJECTORIES_DIR,
 )
-from agent_r1_service.files.state import parse_objects
-from agent_r1_service.files.writing import report_full_disk, write_atomically
+from agent_r1.runtime.files.state import parse_objects
+from agent_r1.runtime.files.writing import report_full_disk, write_atomically
+from agent_r1_proto.failures import Failure
 
 logger = logging.getLogger(__name__)
 

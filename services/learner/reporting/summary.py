@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_r1.learner.checkpoints.checkpoint import LearnerState
-from agent_r1_service.evaluation_client import SetScores, mean_over_sets, means_over_sets
+from agent_r1.runtime.evaluation_client import SetScores, mean_over_sets, means_over_sets
 
 STEP_PARTS = ("step_s", "rollout_s", "reward_s", "learn_s", "push_s")
 

@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from agent_r1.learner.engine.interface import PolicyEngine
 from agent_r1.learner.reward_model.data import JudgedEpisode, VerdictEncoder
+from agent_r1.runtime.verdicts import BAD, GOOD
 from agent_r1_proto.parts import shown_text
 from agent_r1_proto.rewards import ScoreTurn
-from agent_r1_service.verdicts import BAD, GOOD
 
 Floats = npt.NDArray[np.float64]
 

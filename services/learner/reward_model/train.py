@@ -18,7 +18,7 @@ from agent_r1.learner.reward_model.data import VerdictEncoder, train_and_test, t
 from agent_r1.learner.reward_model.report import report
 from agent_r1.learner.sft import supervised
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
-from agent_r1_service.config import ModelConfig, RunConfig
+from agent_r1.runtime.config import ModelConfig, RunConfig
 
 logger = logging.getLogger(__name__)
 

@@ -20,11 +20,11 @@ from pydantic import Field, ValidationError, model_validator
 from agent_r1.learner.config import SftConfig, SupervisedConfig
 from agent_r1.learner.engine.interface import TrainSample
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
+from agent_r1.runtime.files.bad_lines import BadLines
+from agent_r1.runtime.files.foreign import NotUtf8Error, check_utf8, foreign_format, numbered_lines
 from agent_r1_proto.foreign_messages import own_dialogue
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_proto.tasks import ChatMessage
-from agent_r1_service.files.bad_lines import BadLines
-from agent_r1_service.files.foreign import NotUtf8Error, check_utf8, foreign_format, numbered_lines
 
 LINE = 'a line is {"messages": [{"role": ..., "content": ...}, ...]}'
 

@@ -10,8 +10,8 @@ from agent_r1.learner.engine.ranks.place import RankPlace
 from agent_r1.learner.sft import supervised
 from agent_r1.learner.sft.data import load_dialogues
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
+from agent_r1.runtime.config import ModelConfig, RunConfig
 from agent_r1.text.tool_formats import load_tool_format
-from agent_r1_service.config import ModelConfig, RunConfig
 
 TABLE = "sft"
 

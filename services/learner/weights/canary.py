@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from agent_r1.learner.engine.interface import FloatArray, Predictions, TrainSample
 from agent_r1.learner.engine.microbatches import scoring_sample
+from agent_r1.runtime.config import Dtype
 from agent_r1_proto.trajectory import Trajectory
 from agent_r1_proto.weights import CanaryRequest
-from agent_r1_service.config import Dtype
 
 MEAN_DLOGP: dict[Dtype, float] = {"float32": 2e-5, "bfloat16": 0.05}
 """Mean |difference| allowed by default, in nats; measurements are in docs/benchmarks.md."""

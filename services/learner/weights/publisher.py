@@ -40,6 +40,8 @@ from agent_r1.learner.weights.canary import (
     judge,
 )
 from agent_r1.learner.weights.servers import ServerClient, ServerError
+from agent_r1.runtime.files.room import readable_size, require_room
+from agent_r1.runtime.http.token import find_token
 from agent_r1.weights.file import FileTransport
 from agent_r1.weights.http import HttpTransport
 from agent_r1.weights.manifest import Published, Transport
@@ -50,8 +52,6 @@ from agent_r1_proto.weights import (
     LoadRequest,
     NewestVersion,
 )
-from agent_r1_service.files.room import readable_size, require_room
-from agent_r1_service.http.token import find_token
 
 logger = logging.getLogger(__name__)
 

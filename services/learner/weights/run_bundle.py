@@ -13,6 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.learner.run_spec import RunSpec
+from agent_r1.runtime.files.hub import model_folder
+from agent_r1.runtime.files.private import write_private
+from agent_r1.runtime.files.run_folder import BUNDLE_FILE
+from agent_r1.runtime.files.writing import hash_file
+from agent_r1.runtime.fingerprint import package_hash, software_version
+from agent_r1.runtime.memory import MIB
 from agent_r1.weights.chunks import hash_chunks
 from agent_r1.weights.manifest import Transport
 from agent_r1_proto.registry import Registry
@@ -26,12 +32,6 @@ from agent_r1_proto.run_bundle import (
     plugin_part,
     tool_part,
 )
-from agent_r1_service.files.hub import model_folder
-from agent_r1_service.files.private import write_private
-from agent_r1_service.files.run_folder import BUNDLE_FILE
-from agent_r1_service.files.writing import hash_file
-from agent_r1_service.fingerprint import package_hash, software_version
-from agent_r1_service.memory import MIB
 
 logger = logging.getLogger(__name__)
 

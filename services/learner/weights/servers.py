@@ -10,9 +10,9 @@ from httpx_aiohttp import AiohttpTransport
 from pydantic import ValidationError
 
 from agent_r1.learner.config import LearnerConfig
+from agent_r1.runtime.http.token import RunToken, token_headers
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_proto.registry import RolloutServer
-from agent_r1_service.http.token import RunToken, token_headers
 
 R = TypeVar("R", bound=StrictMessage)
 

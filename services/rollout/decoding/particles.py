@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agent_r1.rollout.branch import Branch
-from agent_r1_service.tilting import log_sum
+from agent_r1.runtime.tilting import log_sum
 
 RESAMPLE_BELOW = 0.5
 """All are drawn anew where their effective number falls below this share of them."""

@@ -13,6 +13,8 @@ import httpx
 from pydantic import JsonValue
 
 from agent_r1.rollout.branch import AttemptFailedError, Branch
+from agent_r1.runtime.http import MAX_DETAIL_CHARS
+from agent_r1.runtime.http.token import RunToken, token_headers
 from agent_r1_proto.messages import Message
 from agent_r1_proto.rewards import (
     Reward,
@@ -22,8 +24,6 @@ from agent_r1_proto.rewards import (
     score_turns,
     valued_tokens,
 )
-from agent_r1_service.http import MAX_DETAIL_CHARS
-from agent_r1_service.http.token import RunToken, token_headers
 
 SCORE_TIMEOUT_S = 300.0
 """Longest wait for one score; the reward service has limits of its own, which are shorter."""

@@ -9,7 +9,7 @@ from agent_r1.rollout.envs.base import CallResult, CallStatus, EnvStep, ModelTur
 from agent_r1.rollout.envs.code_env import CodeEnv
 from agent_r1.rollout.envs.math_env import MathEnv
 from agent_r1.rollout.envs.tool_env import ToolEnv
-from agent_r1_service.user_code import check_methods, import_named
+from agent_r1.runtime.user_code import check_methods, import_named
 
 __all__ = [
     "BUILTIN_ENVS",

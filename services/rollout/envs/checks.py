@@ -16,9 +16,9 @@ from pydantic import JsonValue, TypeAdapter
 
 from agent_r1.rollout.envs.base import EnvStep
 from agent_r1.rollout.envs.tool_env import ToolEnv
+from agent_r1.runtime.user_code import kind_of
+from agent_r1.runtime.user_code import short_repr as _shown
 from agent_r1_proto.parts import StoredImage, TextPart
-from agent_r1_service.user_code import kind_of
-from agent_r1_service.user_code import short_repr as _shown
 
 _JSON: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
 

@@ -32,6 +32,8 @@ from agent_r1.rollout.tool_calls.transport import (
     LONGEST_DELAY_S,
     ToolHttp,
 )
+from agent_r1.runtime.argument_schema import find_error, find_problem, make_validator
+from agent_r1.runtime.http.token import RunToken
 from agent_r1_proto.registry import ToolRegistry
 from agent_r1_proto.tools import (
     CallReply,
@@ -41,8 +43,6 @@ from agent_r1_proto.tools import (
     ToolResult,
     ToolSpec,
 )
-from agent_r1_service.argument_schema import find_error, find_problem, make_validator
-from agent_r1_service.http.token import RunToken
 
 logger = logging.getLogger(__name__)
 

@@ -19,11 +19,11 @@ from pydantic import ValidationError
 
 from agent_r1.rollout.tool_calls.discovery import Endpoint
 from agent_r1.rollout.tool_calls.outages import OUTAGES, RequestError
+from agent_r1.runtime.http import MAX_DETAIL_CHARS
+from agent_r1.runtime.http.token import RunToken, token_headers
+from agent_r1.runtime.tracing import trace_headers
+from agent_r1.runtime.unicode import repair_text
 from agent_r1_proto.tools import CallReply, CallRequest, ToolCall, ToolSpec
-from agent_r1_service.http import MAX_DETAIL_CHARS
-from agent_r1_service.http.token import RunToken, token_headers
-from agent_r1_service.tracing import trace_headers
-from agent_r1_service.unicode import repair_text
 
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 5.0

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from agent_r1.rollout.vllm.loading import EngineWeights
+from agent_r1.runtime.config import LoraConfig
+from agent_r1.runtime.files.own_folder import OwnFolder
 from agent_r1.weights.adapters import ADAPTER_FILE, write_adapter_config
 from agent_r1.weights.layout import ModelLayout
-from agent_r1_service.config import LoraConfig
-from agent_r1_service.files.own_folder import OwnFolder
 
 MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The sizes that vLLM has for the rank of adapters; the next larger one is taken."""

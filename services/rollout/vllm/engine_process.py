@@ -24,8 +24,8 @@ from agent_r1.rollout.vllm.settings import (
     check_cpu_fit,
     choose_model_runner,
 )
-from agent_r1_service.imports import quick_imports
-from agent_r1_service.memory import GIB
+from agent_r1.runtime.imports import quick_imports
+from agent_r1.runtime.memory import GIB
 
 CPU_BATCHED_TOKENS = 2048
 _PR_SET_PDEATHSIG = 1

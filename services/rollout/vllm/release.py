@@ -6,7 +6,7 @@ from dataclasses import fields
 
 from agent_r1.rollout.policy import PolicySetupError
 from agent_r1.rollout.vllm.settings import check_plugin_installed
-from agent_r1_service.imports import quick_imports
+from agent_r1.runtime.imports import quick_imports
 
 
 def check_release() -> None:

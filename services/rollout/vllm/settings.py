@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agent_r1.rollout.policy import PolicyOutOfMemoryError, PolicySetupError
+from agent_r1.runtime.config import Dtype, LoraConfig
+from agent_r1.runtime.files.hub import HubError, model_folder
+from agent_r1.runtime.memory import GIB, free_memory_bytes
 from agent_r1.weights.layout import (
     ModelLayout,
     adapter_layout,
     read_model_layout,
 )
-from agent_r1_service.config import Dtype, LoraConfig
-from agent_r1_service.files.hub import HubError, model_folder
-from agent_r1_service.memory import GIB, free_memory_bytes
 
 # Of vLLM's attention kernels for the CPU; importing them here to ask would take seconds.
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)

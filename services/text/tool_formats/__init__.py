@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from agent_r1.runtime.user_code import import_named
 from agent_r1.text.tool_formats.base import CallBlock, NoCalls, ParsedCall, ToolFormat
 from agent_r1.text.tool_formats.hermes import HermesFormat
 from agent_r1.text.tool_formats.llama3_json import Llama3JsonFormat
 from agent_r1.text.tool_formats.mistral import MistralFormat
-from agent_r1_service.user_code import import_named
 
 __all__ = [
     "BUILTIN_FORMATS",

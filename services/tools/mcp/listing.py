@@ -17,8 +17,8 @@ from mcp_types.jsonrpc import JSONRPCResponse
 from mcp_types.methods import validate_server_result
 from pydantic import ValidationError
 
+from agent_r1.runtime.argument_schema import find_problem
 from agent_r1.tools.mcp.schema import relax
-from agent_r1_service.argument_schema import find_problem
 
 _METHOD = "tools/list"
 _STRICTEST = "2025-11-25"

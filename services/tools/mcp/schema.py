@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from agent_r1_service.argument_schema import TOO_DEEP, Path, find_problem
+from agent_r1.runtime.argument_schema import TOO_DEEP, Path, find_problem
 
 _INWARDS = {"properties": 2, "items": 1, "additionalProperties": 1}
 _INWARDS |= {"allOf": 2, "anyOf": 2, "prefixItems": 2}

@@ -40,13 +40,13 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from agent_r1.runtime.http.guard import MAX_BODY_BYTES
 from agent_r1.tools.app import ToolService
 from agent_r1.tools.base import ToolUnavailableError
 from agent_r1.tools.mcp.content import to_mcp_result
 from agent_r1.tools.results import BrokenToolError
 from agent_r1.tools.sessions import SessionNotOpenError
 from agent_r1_proto.tools import CallRequest, SessionRequest, ToolCall
-from agent_r1_service.http.guard import MAX_BODY_BYTES
 
 CALL_TIMEOUT_S = 60.0
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from agent_r1_service.config import StrictConfig
+from agent_r1.runtime.config import StrictConfig
 
 SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key"})
 _VARIABLE = re.compile(r"\$\{(\w+)\}")

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
+from agent_r1.runtime.files.bad_lines import BadLines, first_problem
+from agent_r1.runtime.files.foreign import NotUtf8Error, check_utf8, numbered_lines
+from agent_r1.runtime.files.writing import hash_file
 from agent_r1_proto.messages import StrictMessage
-from agent_r1_service.files.bad_lines import BadLines, first_problem
-from agent_r1_service.files.foreign import NotUtf8Error, check_utf8, numbered_lines
-from agent_r1_service.files.writing import hash_file
 
 ENGLISH_STOP_WORDS = (
     *("a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is"),

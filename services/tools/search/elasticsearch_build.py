@@ -18,6 +18,7 @@ import elastic_transport
 import elasticsearch
 from elasticsearch import Elasticsearch, helpers
 
+from agent_r1.runtime.files.writing import hash_file
 from agent_r1.tools.search.corpus import Passage, read_passages, searched_text
 from agent_r1.tools.search.elasticsearch_client import (
     ElasticsearchServer,
@@ -40,7 +41,6 @@ from agent_r1.tools.search.elasticsearch_index import (
     meta_mapping,
     stored_indices,
 )
-from agent_r1_service.files.writing import hash_file
 
 MAX_ID_BYTES = 512
 """Elasticsearch's limit of an `_id`."""

@@ -18,8 +18,8 @@ import elastic_transport
 import elasticsearch
 from elasticsearch import AsyncElasticsearch, Elasticsearch
 
+from agent_r1.runtime.files.private import read_secret
 from agent_r1.tools.search.config import check_elasticsearch_url
-from agent_r1_service.files.private import read_secret
 
 logger = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from typing import Annotated
 from fastapi import FastAPI, Request, Response
 from pydantic import Field, JsonValue
 
+from agent_r1.runtime.http.api import Route, describe, json_response, parse_body
 from agent_r1.tools.search.backend import Hit
 from agent_r1.tools.search.tool import SearchTool
 from agent_r1_proto.messages import Message, StrictMessage
-from agent_r1_service.http.api import Route, describe, json_response, parse_body
 
 RETRIEVE_TIMEOUT_S = 60.0
 """Longest wait of `POST /retrieve`, whose requests carry no deadline."""

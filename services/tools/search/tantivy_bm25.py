@@ -24,6 +24,7 @@ from typing import Any
 import tantivy
 from pydantic import ValidationError
 
+from agent_r1.runtime.files.writing import hash_file, put_in_place
 from agent_r1.tools.search.backend import Hit
 from agent_r1.tools.search.corpus import (
     ENGLISH_STOP_WORDS,
@@ -35,7 +36,6 @@ from agent_r1.tools.search.corpus import (
 )
 from agent_r1.tools.search.unspaced import cut_unspaced
 from agent_r1_proto.messages import StrictMessage
-from agent_r1_service.files.writing import hash_file, put_in_place
 
 logger = logging.getLogger(__name__)
 

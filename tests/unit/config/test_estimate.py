@@ -30,7 +30,7 @@ from agent_r1.config.estimate import (
 )
 from agent_r1.config.run import Config
 from agent_r1.learner.config import GRADIENT_BUCKET, EngineConfig
-from agent_r1_service.config import ModelConfig
+from agent_r1.runtime.config import ModelConfig
 from tests.support.public_models import QWEN2
 
 SIZE = ModelSize(

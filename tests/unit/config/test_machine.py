@@ -20,9 +20,9 @@ from agent_r1.config.run import Config, ConfigError, load_config
 from agent_r1.learner.checkpoints.checkpoint import Checkpoints, LearnerState
 from agent_r1.learner.checkpoints.ledger import LedgerNumbers
 from agent_r1.learner.checkpoints.run_store import open_run_store
+from agent_r1.runtime.config import ListenConfig
+from agent_r1.runtime.gpus import Device
 from agent_r1_proto.tools import ToolSpec
-from agent_r1_service.config import ListenConfig
-from agent_r1_service.gpus import Device
 from tests.support.config_scene import write_scene
 from tests.support.learner_fakes import FakeEngine
 

@@ -19,10 +19,10 @@ from agent_r1.evaluation.answers import (
     question_of,
     read_answers,
 )
+from agent_r1.runtime.evaluation_client import EvalResult
 from agent_r1_proto.rewards import Reward
 from agent_r1_proto.tasks import ChatMessage, Task
 from agent_r1_proto.trajectory import DecodingCost, ToolCallRecord
-from agent_r1_service.evaluation_client import EvalResult
 from tests.support.builders import rollout_task, scored
 from tests.unit.evaluation.lines import answer
 

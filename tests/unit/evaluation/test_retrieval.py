@@ -13,10 +13,10 @@ from agent_r1.evaluation.retrieval import (
     retrieve,
     with_passages,
 )
+from agent_r1.runtime.http.token import RunToken
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tasks import ChatMessage, Task
 from agent_r1_proto.tools import ToolCall, ToolResult
-from agent_r1_service.http.token import RunToken
 from tests.support.fakes import FakeToolServer, call_text
 
 SYSTEM = ChatMessage(role="system", content="Be brief.")

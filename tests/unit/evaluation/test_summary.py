@@ -11,10 +11,7 @@ from agent_r1.evaluation.answers import Answer, CallLine, TurnLine
 from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1.evaluation.statistics import Estimate, bootstrap_mean
 from agent_r1.evaluation.summary import summarise_answers, summary_lines, summary_record
-from agent_r1_proto.rewards import Reward
-from agent_r1_proto.tasks import Task
-from agent_r1_proto.trajectory import ToolCallRecord
-from agent_r1_service.evaluation_client import (
+from agent_r1.runtime.evaluation_client import (
     ATTEMPT,
     EvalResult,
     SetScores,
@@ -23,6 +20,9 @@ from agent_r1_service.evaluation_client import (
     question_seed,
     summarise,
 )
+from agent_r1_proto.rewards import Reward
+from agent_r1_proto.tasks import Task
+from agent_r1_proto.trajectory import ToolCallRecord
 from tests.support.builders import rollout_task, scored
 from tests.unit.evaluation.lines import answer
 

@@ -13,8 +13,8 @@ import pytest
 
 from agent_r1.config.run import load_config
 from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageOptions
+from agent_r1.runtime.files.tasks import read_task_file
 from agent_r1_proto.tasks import Task
-from agent_r1_service.files.tasks import read_task_file
 
 
 def answer_of(task: Task) -> str:

@@ -12,10 +12,10 @@ from agent_r1.cli.task.scripted import play_all
 from agent_r1.config.checks import use_plugins
 from agent_r1.config.run import Config, load_config
 from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn
+from agent_r1.runtime.files.tasks import read_task_file
 from agent_r1.tools.base import CallContext
 from agent_r1_proto.rewards import ScoreCall, ScoreRequest, ScoreTurn
 from agent_r1_proto.tasks import Task
-from agent_r1_service.files.tasks import read_task_file
 from tests.support.builders import read_turn
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "deep_world"

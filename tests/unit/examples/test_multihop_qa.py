@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from agent_r1.config.run import load_config
+from agent_r1.runtime.files.tasks import read_task_file
 from agent_r1.tools.search.corpus import read_passages
-from agent_r1_service.files.tasks import read_task_file
 
 FOLDER = Path(__file__).resolve().parents[3] / "examples" / "multihop_qa"
 MODULES = ("formats", "convert")

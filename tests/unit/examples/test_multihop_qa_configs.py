@@ -20,8 +20,8 @@ from agent_r1.config.run import Config, load_config
 from agent_r1.learner.prompts import PromptOrder
 from agent_r1.learner.reporting.run_folder import RunFolder
 from agent_r1.learner.run_spec import RunSpec
+from agent_r1.runtime.config import LoraConfig
 from agent_r1_proto.tasks import Task
-from agent_r1_service.config import LoraConfig
 from tests.support.config_scene import search_of, task_line
 from tests.support.public_models import SHAPES, WEIGHTS, write_shape
 

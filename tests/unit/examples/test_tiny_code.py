@@ -15,11 +15,11 @@ from transformers import AutoTokenizer
 from agent_r1.cli.task.scripted import play_all
 from agent_r1.config.checks import use_plugins
 from agent_r1.config.run import load_config
+from agent_r1.runtime.files.tasks import read_task_file
 from agent_r1.text.reading import parse_turn
 from agent_r1.tools.base import CallContext, ToolUnavailableError
 from agent_r1_proto.rewards import ScoreCall, ScoreRequest, ScoreTurn
 from agent_r1_proto.tasks import Task
-from agent_r1_service.files.tasks import read_task_file
 from tests.unit.evaluation.lines import answer, write
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "tiny_code"

@@ -15,8 +15,8 @@ from transformers import AutoTokenizer
 from agent_r1.cli.task.scripted import play_all
 from agent_r1.config.checks import use_plugins
 from agent_r1.config.run import load_config
+from agent_r1.runtime.files.tasks import read_task_file
 from agent_r1_proto.tasks import Task
-from agent_r1_service.files.tasks import read_task_file
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "tiny_math"
 SETS = ("in_domain", "compositions", "longer", "development")

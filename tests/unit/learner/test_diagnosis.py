@@ -19,9 +19,9 @@ from agent_r1.learner.diagnosis import (
 from agent_r1.learner.engine.model import PolicyModule
 from agent_r1.learner.groups import Group, Slot
 from agent_r1.learner.train_samples import build_samples
+from agent_r1.runtime.config import ModelConfig
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.trajectory import Turn
-from agent_r1_service.config import ModelConfig
 from tests.support.builders import rollout_task, scored
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from agent_r1.learner.evaluation import Evaluation
+from agent_r1.runtime.evaluation_client import EvalResult, summarise
 from agent_r1_proto.rewards import Reward
 from agent_r1_proto.tasks import Task
 from agent_r1_proto.trajectory import ToolCallRecord
-from agent_r1_service.evaluation_client import EvalResult, summarise
 from tests.support.builders import rollout_task, scored
 
 

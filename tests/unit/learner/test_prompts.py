@@ -18,9 +18,9 @@ from agent_r1.learner.prompt_lengths import PromptFormat, PromptLengths, fitting
 from agent_r1.learner.prompts import PromptOrder, epoch_order
 from agent_r1.rollout.chat_format import ChatFormat, OutsideMessage, asked_dialogue, reply_roles
 from agent_r1.rollout.chat_template import load_tokenizer
+from agent_r1.runtime.files.tasks import TaskFileError, read_task_file
 from agent_r1.text.tool_formats import NO_CALLS, load_tool_format
 from agent_r1_proto.tasks import Task
-from agent_r1_service.files.tasks import TaskFileError, read_task_file
 
 TINY_BASE = Path(__file__).resolve().parents[3] / "examples" / "tiny_world" / "base"
 

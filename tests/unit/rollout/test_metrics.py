@@ -11,10 +11,10 @@ from agent_r1.rollout.metrics import FAILURE_KINDS, RolloutMetrics
 from agent_r1.rollout.outside_text import SpelledOut
 from agent_r1.rollout.policy import EngineWork
 from agent_r1.rollout.tool_calls.discovery import ToolDirectory
+from agent_r1.runtime.metrics import metrics_of
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_proto.trajectory import ToolCallRecord
 from agent_r1_proto.weights import LoadReply
-from agent_r1_service.metrics import metrics_of
 from tests.support.builders import trajectory
 from tests.support.fakes import FakePolicy
 

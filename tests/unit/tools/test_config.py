@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from agent_r1.runtime.config import RedisConfig, RunConfig
 from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.kinds import AnyToolConfig
 from agent_r1.tools.loading import import_tool_class, load_tool
 from agent_r1.tools.main import serve
 from agent_r1.tools.search.config import SearchConfig
-from agent_r1_service.config import RedisConfig, RunConfig
 
 CORPUS = Path("c.jsonl")
 ELASTICSEARCH = {

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agent_r1.runtime.config import LoraConfig
 from agent_r1.weights.adapters import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_FILE,
@@ -17,7 +18,6 @@ from agent_r1.weights.adapters import (
     read_adapter,
     write_adapter_config,
 )
-from agent_r1_service.config import LoraConfig
 
 SHAPES = {
     "model.embed_tokens.weight": (320, 32),

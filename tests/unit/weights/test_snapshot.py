@@ -10,15 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from agent_r1.weights import snapshot
-from agent_r1.weights.snapshot import Weights, write_snapshot
-from agent_r1_proto.weights import WeightManifest
-from agent_r1_service.files.writing import (
+from agent_r1.runtime.files.writing import (
     DiskFullError,
     replace_directory,
     report_full_disk,
     require_space,
 )
+from agent_r1.weights import snapshot
+from agent_r1.weights.snapshot import Weights, write_snapshot
+from agent_r1_proto.weights import WeightManifest
 
 
 def make_weights() -> Weights:

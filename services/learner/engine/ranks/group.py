@@ -31,8 +31,8 @@ from agent_r1.learner.engine.ranks.meeting import connect, listen, meet_others
 from agent_r1.learner.engine.ranks.messages import EngineSetup
 from agent_r1.learner.engine.ranks.place import RankPlace
 from agent_r1.learner.engine.ranks.wire import BUILD, GATHERED, receive, send
-from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED
-from agent_r1_service.imports import quick_imports
+from agent_r1.runtime.exit_status import ERROR_PREFIX, EXIT_FAILED
+from agent_r1.runtime.imports import quick_imports
 
 if TYPE_CHECKING:
     from agent_r1.learner.engine.ranks.engine import RankEngine

@@ -22,8 +22,8 @@ from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.interface import EngineError
 from agent_r1.learner.engine.ranks.life import LOST_AFTER_S
 from agent_r1.learner.engine.ranks.place import RankPlace
-from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED
-from agent_r1_service.files.room import require_shared_memory
+from agent_r1.runtime.exit_status import ERROR_PREFIX, EXIT_FAILED
+from agent_r1.runtime.files.room import require_shared_memory
 
 IDLE_TIMEOUT = timedelta(days=30)
 """Longest between two commands: rollouts may take any time; a lost peer is noticed by life.py."""

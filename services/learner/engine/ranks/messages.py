@@ -22,7 +22,7 @@ from pydantic_core import core_schema
 
 from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.interface import LossSpec
-from agent_r1_service.config import ModelConfig
+from agent_r1.runtime.config import ModelConfig
 
 
 def _set_aside(array: npt.NDArray[Any], info: core_schema.SerializationInfo) -> int:

@@ -24,8 +24,8 @@ from agent_r1.learner.engine.ranks.meeting import connect, meet_rank_0, refuse
 from agent_r1.learner.engine.ranks.messages import EngineSetup
 from agent_r1.learner.engine.ranks.place import RankPlace
 from agent_r1.learner.engine.ranks.wire import BUILD, GATHERED, RESULTS, receive, send
-from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED, STOP_SIGNALS
-from agent_r1_service.files.writing import DiskFullError
+from agent_r1.runtime.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED, STOP_SIGNALS
+from agent_r1.runtime.files.writing import DiskFullError
 
 logger = logging.getLogger(__name__)
 

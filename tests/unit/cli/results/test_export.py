@@ -11,7 +11,7 @@ import pytest
 from agent_r1.cli.main import main
 from agent_r1.cli.results.export import choose_step
 from agent_r1.config.run import load_config, write_config
-from agent_r1_service.files.writing import seal
+from agent_r1.runtime.files.writing import seal
 from tests.support.config_scene import write_scene
 
 GENERATION = {"eos_token_id": 7, "temperature": 0.7, "repetition_penalty": 1.05, "do_sample": True}

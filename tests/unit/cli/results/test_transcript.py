@@ -15,10 +15,10 @@ from agent_r1.cli.results.transcript import heading, outcome, print_transcript
 from agent_r1.config.run import load_config, write_config
 from agent_r1.learner.reporting.trajectory_log import readable
 from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.runtime.unicode import escaped_line
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tasks import ChatMessage
 from agent_r1_proto.trajectory import Reply, ToolCallRecord
-from agent_r1_service.unicode import escaped_line
 from tests.support.builders import scored, three_lineages, trajectory, two_segments
 from tests.support.config_scene import write_scene
 from tests.support.fakes import build_tokenizer

@@ -9,7 +9,7 @@ import pytest
 
 from agent_r1.cli.main import main
 from agent_r1.config.run import load_config
-from agent_r1_service.files.tasks import read_task_file
+from agent_r1.runtime.files.tasks import read_task_file
 
 
 def test_the_folder_has_twenty_tasks_and_everything_that_its_configuration_names(tmp_path: Path):

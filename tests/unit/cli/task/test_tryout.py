@@ -12,9 +12,9 @@ from rich.console import Console
 from agent_r1.cli.main import main
 from agent_r1.cli.task.tryout import first_tasks, print_group, warnings
 from agent_r1.config.run import load_config
+from agent_r1.runtime.evaluation_client import EvalResult
 from agent_r1_proto.tasks import Task
 from agent_r1_proto.trajectory import ToolCallRecord
-from agent_r1_service.evaluation_client import EvalResult
 from tests.support.builders import scored
 from tests.support.config_scene import write_scene
 

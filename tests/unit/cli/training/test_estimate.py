@@ -28,8 +28,8 @@ from agent_r1.config import gpu_looks
 from agent_r1.config.boxes import Machine
 from agent_r1.config.estimate import ModelSize, learner_parts, total
 from agent_r1.config.run import Config, load_config
-from agent_r1_service.exit_status import EXIT_FAILED, EXIT_INTERRUPTED
-from agent_r1_service.gpus import Device
+from agent_r1.runtime.exit_status import EXIT_FAILED, EXIT_INTERRUPTED
+from agent_r1.runtime.gpus import Device
 from tests.support.config_scene import write_scene
 from tests.support.public_models import write_shape
 

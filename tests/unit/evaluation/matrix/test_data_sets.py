@@ -21,9 +21,9 @@ from agent_r1.evaluation.matrix.data_sets import (
     read_questions,
 )
 from agent_r1.evaluation.matrix.questions import Question
+from agent_r1.runtime.files.data_source import DataSource
+from agent_r1.runtime.files.source import SourceError
 from agent_r1_proto.tools import ToolSpec
-from agent_r1_service.files.data_source import DataSource
-from agent_r1_service.files.source import SourceError
 
 # One record of each format as it is published, with contents of our own.
 SAMPLES: Mapping[SetName, dict[str, Any]] = {

@@ -16,8 +16,8 @@ from agent_r1.learner.checkpoints.checkpoint import Checkpoints, LearnerState
 from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.checkpoints.ownership import TakenOverError
 from agent_r1.learner.reporting.run_folder import RunFolder
+from agent_r1.runtime.files.writing import DiskFullError
 from agent_r1_proto.failures import failure
-from agent_r1_service.files.writing import DiskFullError
 from tests.support.learner_fakes import FakeEngine
 
 

@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_r1.learner.engine.checkpoint import export_model
+from agent_r1.runtime.files.writing import CHECKSUM_FILE, check_seal, seal
 from agent_r1.weights.snapshot import Weights
-from agent_r1_service.files.writing import CHECKSUM_FILE, check_seal, seal
 from tests.support.tiny_models import build_model, build_tokenizer, save_model
 
 FACTS = {"learner.zero_stage": 2, "model.dtype": "float32"}

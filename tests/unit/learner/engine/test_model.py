@@ -16,8 +16,8 @@ from agent_r1.learner.engine import head
 from agent_r1.learner.engine.head import LogprobHead
 from agent_r1.learner.engine.layout import build_microbatch
 from agent_r1.learner.engine.model import PolicyModule, load_causal_model
-from agent_r1_service.config import ModelConfig
-from agent_r1_service.gpu_needs import Finding
+from agent_r1.runtime.config import ModelConfig
+from agent_r1.runtime.gpu_needs import Finding
 from tests.support.tiny_models import VOCABULARY, build_model, make_samples, save_model
 
 

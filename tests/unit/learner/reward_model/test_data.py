@@ -18,8 +18,8 @@ from agent_r1.learner.reward_model.data import (
     training_data,
 )
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
+from agent_r1.runtime.verdicts import GOOD, QUESTION, count_in_dialogue, verdict_dialogue
 from agent_r1_proto.tasks import ChatMessage
-from agent_r1_service.verdicts import GOOD, QUESTION, count_in_dialogue, verdict_dialogue
 from tests.support.builders import read_turn
 
 BASE = Path(__file__).resolve().parents[4] / "examples" / "tiny_world" / "base"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent_r1.rollout.decoding.particles import Particle, draw, effective, resampled
-from agent_r1_service.tilting import Proposal, log_sum, tilted
+from agent_r1.runtime.tilting import Proposal, log_sum, tilted
 
 
 def test_a_candidate_counts_its_probability_times_its_advantage():

@@ -11,8 +11,8 @@ from aiohttp import web
 
 from agent_r1.rollout.branch import AttemptFailedError
 from agent_r1.rollout.decoding.scorer import RewardService
+from agent_r1.runtime.http.token import RunToken
 from agent_r1_proto.rewards import ScoreRequest, ScoreTurn, Value
-from agent_r1_service.http.token import RunToken
 from tests.support.fakes import asking_for
 
 TOKEN = RunToken("0123456789abcdef")

@@ -11,11 +11,11 @@ from typing import Any, cast
 import pytest
 
 from agent_r1.rollout.tool_calls.client import ToolClient, ToolOutageError
+from agent_r1.runtime.http.token import RunToken
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.registry import ToolRegistry
 from agent_r1_proto.tool_pool import ToolState
 from agent_r1_proto.tools import CallRequest, ToolCall, ToolResult
-from agent_r1_service.http.token import RunToken
 from tests.support.fakes import FakeToolServer
 
 

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from agent_r1.rollout.vllm.engine_process import leave_connections
-from agent_r1_service.config import ListenConfig
-from agent_r1_service.http.serving import bind
+from agent_r1.runtime.config import ListenConfig
+from agent_r1.runtime.http.serving import bind
 
 WAIT_S = 20.0
 

@@ -14,13 +14,13 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import ImageContent, TextContent
 from pydantic import JsonValue
 
+from agent_r1.runtime.config import ListenConfig
+from agent_r1.runtime.http.guard import HttpGuard
 from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.base import Arguments, CallContext, Tool, ToolUnavailableError, error_result
 from agent_r1.tools.mcp.route import mcp_router
 from agent_r1_proto.parts import ImagePart, TextPart
 from agent_r1_proto.tools import ToolResult
-from agent_r1_service.config import ListenConfig
-from agent_r1_service.http.guard import HttpGuard
 
 BASE = "http://127.0.0.1:1"
 

@@ -9,7 +9,7 @@ import torch
 
 from agent_r1.learner.config import EngineConfig, Layout
 from agent_r1.learner.engine.ranks.messages import EngineSetup
-from agent_r1_service.config import ModelConfig
+from agent_r1.runtime.config import ModelConfig
 
 
 @pytest.mark.parametrize(

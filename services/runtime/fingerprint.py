@@ -1,0 +1,51 @@
+"""Which code runs here: a version and a checksum, to be compared between hosts."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+CODE = ("agent_r1", "agent_r1_proto")
+_SHOWN_DIGITS = 12
+
+
+@functools.cache
+def software_version() -> str:
+    """Return version and checksum of the code of this project."""
+    files: dict[str, Path] = {}
+    for package in CODE:
+        spec = importlib.util.find_spec(package)
+        for folder in (spec and spec.submodule_search_locations) or []:
+            for path in Path(folder).rglob("*.py"):
+                files[f"{package}/{path.relative_to(folder).as_posix()}"] = path
+    version = importlib.metadata.version("agent-r1")
+    return f"{version} (code {_digest(files)[:_SHOWN_DIGITS]})"
+
+
+def distribution_name(requirement: str) -> str:
+    """Return the name of the package that an entry of `run.plugins` asks for."""
+    return re.split(r"[\s<>=!~\[;@]", requirement, maxsplit=1)[0]
+
+
+def package_hash(requirement: str) -> str:
+    """Return the SHA-256 of the Python files of an installed package.
+
+    Raises:
+        PackageNotFoundError: it is not installed.
+    """
+    found = importlib.metadata.distribution(distribution_name(requirement))
+    code = [file for file in found.files or [] if file.suffix == ".py"]
+    return _digest({str(file): Path(str(file.locate())) for file in code})
+
+
+def _digest(files: Mapping[str, Path]) -> str:
+    """Return the SHA-256 of the names and contents of files."""
+    digest = hashlib.sha256()
+    for name, path in sorted(files.items()):
+        digest.update(name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()

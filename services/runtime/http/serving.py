@@ -1,0 +1,271 @@
+"""How a service stands behind HTTP: bind, announce, serve, stop in order.
+
+Every service's main.py uses it; the launcher reads the announcement `{announce_dir}/{name}.json`
+to learn the port and that the service is up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from pathlib import Path
+from types import FrameType
+from typing import Literal
+
+import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from agent_r1.runtime.announcements import write_announcement
+from agent_r1.runtime.config import OWN_ADDRESS, ListenConfig
+from agent_r1.runtime.http.guard import (
+    MAX_CONNECTIONS,
+    HttpGuard,
+    TimedProtocol,
+    is_loopback,
+)
+from agent_r1.runtime.http.token import TOKEN_SOURCES, RunToken
+
+_CLOSE_TIMEOUT_S = 5
+_WILDCARDS = ("0.0.0.0", "::")
+_ELSEWHERE = ("192.0.2.1", 9)
+"""An address for documentation (RFC 5737): it asks for the route, and nothing is sent."""
+
+
+class Server(uvicorn.Server):
+    """A uvicorn server that leaves the order of stopping to us and says when it is up."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        *,
+        on_up: Callable[[], None],
+        on_signal: Callable[[], None] | None = None,
+    ) -> None:
+        """Prepare a server.
+
+        Args:
+            config: as `http_config` returns it.
+            on_up: called once the application answers.
+            on_signal: called at SIGTERM and SIGINT; None leaves signals to whoever handles them.
+        """
+        super().__init__(config)
+        self._on_up = on_up
+        self._on_signal = on_signal
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        if self._on_signal is None:
+            yield
+            return
+        with super().capture_signals():
+            yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().startup(sockets)
+        except SystemExit:  # out of a task it would end the event loop
+            self.should_exit = True
+        if self.started:
+            self._on_up()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._on_signal is not None:
+            self._on_signal()
+
+
+class _Startup:
+    """An application whose ValueError at start is kept, for a message instead of a traceback."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self.refusal: ValueError | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            await self._app(scope, receive, send)
+            return
+
+        async def watch(message: Message) -> None:
+            error = sys.exc_info()[1]
+            if message["type"] == "lifespan.startup.failed" and isinstance(error, ValueError):
+                self.refusal = error
+                message = {**message, "message": str(error)}
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        except ValueError as exc:
+            if exc is not self.refusal:
+                raise
+
+
+async def serve_app(
+    app: ASGIApp,
+    *,
+    name: str,
+    listen: ListenConfig,
+    token: RunToken | None,
+    announce_dir: Path | None,
+    before_stop: Callable[[], Awaitable[None]],
+    until: asyncio.Future[None] | None = None,
+    on_up: Callable[[str], None] | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT; then run `before_stop`, close connections and return.
+
+    A second signal skips `before_stop`. The end of `until` stops the service like a signal.
+    `on_up` gets the base URL once the service answers.
+
+    Raises:
+        ValueError: the address cannot be bound, is open to other machines without a token, or must
+            be advertised under another name; or what the application raised while it started.
+        RuntimeError: the application did not start for another reason; its log says why.
+    """
+    loop = asyncio.get_running_loop()
+    listener = bind(name, listen, token)
+    url = advertised_url(name, listen, listener.getsockname()[1])
+    stop = asyncio.Event()
+    hurry = asyncio.Event()
+
+    def note_signal() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    def on_signal() -> None:
+        loop.call_soon_threadsafe(note_signal)
+
+    def announce() -> None:
+        if announce_dir is not None:
+            write_announcement(announce_dir, name, url)
+        if on_up is not None:
+            on_up(url)
+
+    startup = _Startup(app)
+    config = http_config(startup, listen, token, lifespan="on")
+    server = Server(config, on_up=announce, on_signal=on_signal)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    await _first(serving, stop.wait(), *([] if until is None else [until]))
+    if not serving.done():
+        await _first(before_stop(), hurry.wait(), serving)
+        server.should_exit = True
+    await serving
+    listener.close()  # uvicorn does not where it never came up
+    if startup.refusal is not None:
+        raise startup.refusal
+    if not server.started:
+        raise RuntimeError(f"service {name!r} did not start; the lines above give the reason")
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    app: ASGIApp, listener: socket.socket, listen: ListenConfig, token: RunToken | None
+) -> AsyncGenerator[asyncio.Task[None]]:
+    """Serve an application on a socket bound for `listen` while the context lasts.
+
+    Yields:
+        The serving task, once it answers; it ends early only by an error.
+    """
+    is_up = asyncio.Event()
+    server = Server(http_config(app, listen, token, lifespan="off"), on_up=is_up.set)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    up = asyncio.create_task(is_up.wait())
+    try:
+        await asyncio.wait([task, up], return_when=asyncio.FIRST_COMPLETED)
+        yield task
+    finally:
+        up.cancel()
+        server.should_exit = True
+        await task
+
+
+def http_config(
+    app: ASGIApp, listen: ListenConfig, token: RunToken | None, *, lifespan: Literal["on", "off"]
+) -> uvicorn.Config:
+    """Return how every service serves its application: guarded, with limits, logging as we do."""
+    return uvicorn.Config(
+        HttpGuard(app, listen, token),
+        log_config=None,
+        access_log=False,
+        lifespan=lifespan,
+        timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
+        http=TimedProtocol,
+        ws="none",
+        limit_concurrency=MAX_CONNECTIONS,
+    )
+
+
+async def _first(*awaitables: Awaitable[object]) -> None:
+    tasks = [asyncio.ensure_future(item) for item in awaitables]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for item, task in zip(awaitables, tasks, strict=True):
+        if task is not item and not task.done():  # what came in as a task continues
+            task.cancel()
+
+
+def require_token(name: str, listen: ListenConfig, token: RunToken | None) -> None:
+    """Refuse to let other machines call a service that no token protects.
+
+    Raises:
+        ValueError: they could.
+    """
+    if token is None and not is_loopback(listen.host.lower()):
+        raise ValueError(
+            f"{name}: host ({listen.host}) lets other machines call this service, and no token "
+            f"protects it; set {TOKEN_SOURCES}, the same for every service of the run, or host to "
+            "127.0.0.1"
+        )
+
+
+def bind(name: str, listen: ListenConfig, token: RunToken | None) -> socket.socket:
+    """Return a bound socket; port 0 takes a free port.
+
+    Raises:
+        ValueError: the address is in use or not of this machine, or other machines could call it
+            without a token.
+    """
+    require_token(name, listen, token)
+    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+    # asyncio turns Nagle's algorithm off only where the protocol is named; with it on, an answer in
+    # two writes waits 40 ms for the other side's delayed acknowledgement.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((listen.host, listen.port))
+    except OSError as exc:
+        listener.close()
+        raise ValueError(
+            f"{name}: host {listen.host!r} port {listen.port} cannot be bound: {exc.strerror}; "
+            "stop what listens there, or set port = 0 to take a free one"
+        ) from exc
+    return listener
+
+
+def advertised_url(name: str, listen: ListenConfig, port: int) -> str:
+    """Return the base URL under which other services reach this one.
+
+    Raises:
+        ValueError: the service listens on every address and has no name to give, or asks for this
+            machine's address where there is none.
+    """
+    host = listen.advertise_host or listen.host
+    if host in _WILDCARDS:
+        raise ValueError(
+            f"{name}: host ({host}) listens on every address, so it is not one that other "
+            f'services can call; set advertise_host to a name they can reach, or to "{OWN_ADDRESS}"'
+        )
+    if host == OWN_ADDRESS:
+        host = _own_address(name)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _own_address(name: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(_ELSEWHERE)
+        except OSError as exc:
+            raise ValueError(
+                f'{name}: advertise_host ("{OWN_ADDRESS}") needs a route to other machines, and '
+                f"there is none ({exc.strerror}); set advertise_host to a name they can reach"
+            ) from exc
+        return str(probe.getsockname()[0])

@@ -1,0 +1,254 @@
+"""What a service says of code that users bring, when it cannot be loaded or called.
+
+Services ask when they load a function or class, so that a mistake is an error at start and not in
+every call.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import difflib
+import importlib
+import importlib.util
+import inspect
+import linecache
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from agent_r1.runtime.files.foreign import null_bytes, read_text
+
+CODE_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+"""How a configuration names a class or function: `module:Name`."""
+MOVED_MODULES = {
+    "agent_r1.tools.code_tests": "agent_r1.tools.sandbox.code_tests",
+    "agent_r1.tools.mcp_client": "agent_r1.tools.mcp.client",
+    "agent_r1.tools.python_exec": "agent_r1.tools.sandbox.python_exec",
+    "agent_r1.tools.search": "agent_r1.tools.search.tool",
+}
+"""Modules that configurations and users' code may name as they were called in version 0.1.0."""
+_OURS = {"agent_r1", "agent_r1_deploy", "agent_r1_proto", "__main__"}
+"""Packages whose lines are not the user's; a service is the main module of its process."""
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+
+
+def check_call(function: Callable[..., Any], *arguments: str, name: str) -> None:
+    """Check that a function takes these arguments, by position.
+
+    Args:
+        function: what will be called.
+        arguments: names of the arguments it will be called with.
+        name: what the message calls the function.
+
+    Raises:
+        ValueError: it does not; the text says what it must take.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # written in C, it does not say what it takes
+    try:
+        signature.bind(*arguments)
+    except TypeError as exc:
+        raise ValueError(
+            f"{name}{signature} is called as {name}({', '.join(arguments)}): {exc}; "
+            "give it these parameters"
+        ) from exc
+
+
+def check_methods(kind: type, owner: str, methods: Mapping[str, Sequence[str]]) -> None:
+    """Check that methods of a class are async and take the arguments they will be given.
+
+    Args:
+        kind: the class.
+        owner: what the message calls it.
+        methods: names of the arguments after `self`, by the method's name.
+
+    Raises:
+        ValueError: one is not; the text says what to write.
+    """
+    for name, arguments in methods.items():
+        function = getattr(kind, name)
+        if not inspect.iscoroutinefunction(function):
+            raise ValueError(
+                f"{owner}: {name} is not async; write `async def {name}` and move blocking work "
+                "into asyncio.to_thread"
+            )
+        signature = inspect.signature(function)
+        try:
+            signature.bind(None, *arguments)
+        except TypeError as exc:
+            raise ValueError(
+                f"{owner}: {name}{signature} cannot be called: {exc}; write "
+                f"`async def {name}({', '.join(('self', *arguments))})`"
+            ) from exc
+
+
+def import_named(name: str, label: str) -> Any:
+    """Import what a configuration names as `module:Name`.
+
+    Args:
+        name: the value of the key.
+        label: what the message calls it: key and value.
+
+    Raises:
+        ValueError: the module cannot be imported, or has nothing of this name.
+    """
+    module_name, _, attribute = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as exc:
+        raise ValueError(
+            f"{label}: module {module_name} cannot be imported: {_why_not(module_name, exc)}"
+        ) from exc
+    if not hasattr(module, attribute):
+        if moved := _moved(module_name):
+            raise ValueError(f"{label}: {moved}")
+        public = [found for found in vars(module) if not found.startswith("_")]
+        nearest = difflib.get_close_matches(attribute, public, n=1)
+        hint = f'; did you mean "{nearest[0]}"?' if nearest else "; check its name"
+        raise ValueError(f"{label}: module {module_name} has no {attribute}{hint}")
+    return getattr(module, attribute)
+
+
+def _why_not(module: str, exc: Exception) -> str:
+    """Say why a module cannot be imported: it is not there, or what it imports is not."""
+    missing = exc.name if isinstance(exc, ModuleNotFoundError) else None
+    if isinstance(exc, ImportError) and (moved := _moved(exc.name)):
+        return f"{exc}; {moved}"
+    if missing is None:
+        return _unreadable(module, exc) or describe(exc)
+    if f"{module}.".startswith(f"{missing}."):
+        return f"{exc}; check the name, and that its folder is in run.plugins"
+    package, _, inner = missing.partition(".")
+    if inner and package in sys.modules:
+        return f"{describe(exc)}; the installed {package} has no {missing}: check name and version"
+    return (
+        f"{describe(exc)}; it imports {missing}, which is not installed here: install its package "
+        f"(`pip install {package}`, where that is its name), or add its folder to run.plugins"
+    )
+
+
+def _unreadable(module: str, exc: Exception) -> str | None:
+    """Say where a module is no UTF-8 text, as which Python reads it."""
+    if not isinstance(exc, SyntaxError | ValueError):
+        return None
+    named = exc.filename if isinstance(exc, SyntaxError) else None
+    for file in [Path(named)] if named else _files_imported(module, exc):
+        with contextlib.suppress(OSError):
+            if problem := _text_problem(file, exc):
+                return f"SyntaxError: {file}: {problem}"  # older Pythons: ValueError
+    return None
+
+
+def _text_problem(file: Path, exc: Exception) -> str | None:
+    if "codec can't decode" not in str(exc):
+        return null_bytes(file.read_bytes())
+    try:
+        read_text(file)
+    except ValueError as found:
+        return str(found)
+    return None
+
+
+def _files_imported(module: str, exc: Exception) -> Iterator[Path]:
+    """Yield the files that the last line of the user's may have imported."""
+    names = [module]
+    for frame, number in traceback.walk_tb(exc.__traceback__):
+        if _is_of_a_file((frame, number)) and _is_users((frame, number)):
+            line = linecache.getline(frame.f_code.co_filename, number)
+            names += _imported_names(line, frame.f_globals.get("__package__") or "")
+    for name in filter(None, names):
+        yield from _files_of(name)
+
+
+def _files_of(module: str) -> Iterator[Path]:
+    """Yield where a module may be, without importing the packages around it."""
+    top, *inner = module.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return
+    if spec is not None and spec.origin and not inner:
+        yield Path(spec.origin)
+    for folder in (spec and inner and spec.submodule_search_locations) or ():
+        yield Path(folder, *inner[:-1], f"{inner[-1]}.py")
+        yield Path(folder, *inner, "__init__.py")
+
+
+def _imported_names(line: str, package: str) -> list[str]:
+    """Return the modules that a line of code imports."""
+    try:
+        nodes = list(ast.walk(ast.parse(line.strip())))
+    except SyntaxError:
+        return []
+    names = [one.name for node in nodes if isinstance(node, ast.Import) for one in node.names]
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: 1 - node.level or None] if node.level else []
+            base = ".".join([*above, *filter(None, [node.module])])
+            names += [base, *(f"{base}.{one.name}" for one in node.names)]
+    return names
+
+
+def _moved(module: str | None) -> str | None:
+    return f"{module} is now {MOVED_MODULES[module]}" if module in MOVED_MODULES else None
+
+
+def kind_of(value: object) -> str:
+    """Say what a user's code returned, where it should have returned something else."""
+    return "None" if value is None else f"{type(value).__name__} ({short_repr(value)})"
+
+
+def short_repr(value: object) -> str:
+    """Return how Python writes a value of a user's code, cut, whatever it is."""
+    try:
+        return f"{value!r:.80}"
+    except Exception:  # noqa: BLE001 - too deep, too many digits, or an object of the user's
+        return f"a value of type {type(value).__name__} that cannot be written"
+
+
+def describe(exc: BaseException) -> str:
+    """Return an exception of a user's code on one line: type, text, and the line at fault."""
+    (*_, line) = traceback.format_exception_only(exc)
+    return f"{' '.join(line.split())}{_where(exc)}"
+
+
+def _where(exc: BaseException) -> str:
+    """Return file and line: of what does not parse, or of the last line of the user's that ran."""
+    if isinstance(exc, SyntaxError) and Path(exc.filename or "").is_file():
+        return _place(exc.filename, exc.lineno)
+    return _last_of_users(traceback.walk_tb(exc.__traceback__))
+
+
+def line_of_stack(frame: FrameType) -> str:
+    """Return file and line, in brackets, of the user's line that a thread is at."""
+    return _last_of_users(reversed(list(traceback.walk_stack(frame))))
+
+
+def _last_of_users(calls: Iterable[tuple[FrameType, int]]) -> str:
+    frames = [frame for frame in calls if _is_of_a_file(frame)]
+    own = [frame for frame in frames if _is_users(frame)]
+    if not frames:
+        return ""
+    frame, number = (own or frames)[-1]
+    return _place(frame.f_code.co_filename, number)
+
+
+def _is_of_a_file(frame: tuple[FrameType, int]) -> bool:
+    return not frame[0].f_code.co_filename.startswith("<")  # <frozen importlib._bootstrap>
+
+
+def _is_users(frame: tuple[FrameType, int]) -> bool:
+    module: str = frame[0].f_globals.get("__name__", "")
+    file = frame[0].f_code.co_filename
+    return module.partition(".")[0] not in _OURS and not file.startswith(_LIBRARIES)
+
+
+def _place(file: str | None, line: int | None) -> str:
+    return f" ({Path(file or '').name}, line {line})"

@@ -1,0 +1,103 @@
+"""Behind HTTP: how services bind and start."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+import pytest
+from starlette.applications import Starlette
+
+from agent_r1.runtime.config import ListenConfig
+from agent_r1.runtime.http.serving import advertised_url, bind, serve_app
+from agent_r1.runtime.http.token import RunToken
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "gpu7.example.org", ""])
+def test_other_machines_are_let_in_with_a_token_only(host: str):
+    with pytest.raises(ValueError, match=r"host \(.*\) lets other machines.*run.token_file"):
+        bind("search", ListenConfig(host=host), None)
+
+
+@pytest.mark.parametrize(
+    ("host", "token"),
+    [
+        ("127.0.0.1", None),
+        ("127.8.9.1", None),
+        ("LocalHost", None),
+        ("0.0.0.0", RunToken("0123456789abcdef")),
+    ],
+)
+def test_this_machine_needs_no_token(host: str, token: RunToken | None):
+    with bind("search", ListenConfig(host=host), token) as listener:
+        assert listener.getsockname()[1] > 0
+
+
+async def test_connections_to_a_bound_socket_send_small_answers_at_once():
+    accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = writer.get_extra_info("socket")
+        accepted.set_result(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    listener = bind("test", ListenConfig(), None)
+    async with await asyncio.start_server(answer, sock=listener):
+        _, writer = await asyncio.open_connection(*listener.getsockname())
+        assert await asyncio.wait_for(accepted, 5) != 0
+        writer.close()
+        await writer.wait_closed()
+
+
+@pytest.mark.parametrize("error", [ValueError("set bwrap to its path"), KeyError("bwrap")])
+async def test_what_an_application_refuses_at_start_is_raised(
+    error: Exception, caplog: pytest.LogCaptureFixture
+):
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        raise error
+        yield
+
+    async def nothing() -> None: ...
+
+    kind = ValueError if isinstance(error, ValueError) else RuntimeError
+    with pytest.raises(kind, match=r"set bwrap to its path|'test' did not start"):
+        await serve_app(
+            Starlette(lifespan=lifespan),
+            name="test",
+            listen=ListenConfig(),
+            token=None,
+            announce_dir=None,
+            before_stop=nothing,
+        )
+    assert ("Traceback" in caplog.text) == (kind is RuntimeError)
+
+
+def test_a_service_on_every_address_must_say_where_others_reach_it():
+    with pytest.raises(ValueError, match=r'host \(0.0.0.0\).*advertise_host.*or to "auto"'):
+        advertised_url("search", ListenConfig(host="0.0.0.0"), 8001)
+
+
+def test_a_service_finds_out_under_which_address_others_reach_it():
+    listen = ListenConfig(host="0.0.0.0", advertise_host="auto")
+    with bind("search", listen, RunToken("0123456789abcdef")) as listener:
+        listener.listen()
+        port = listener.getsockname()[1]
+        address = urlsplit(advertised_url("search", listen, port))
+        assert address.port == port
+        assert address.hostname is not None
+        # A machine has the address it names: what listens everywhere is reached by it.
+        socket.create_connection((address.hostname, port), timeout=10).close()
+
+
+def test_a_machine_without_a_way_to_others_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> None:
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    listen = ListenConfig(host="0.0.0.0", advertise_host="auto")
+    with pytest.raises(ValueError, match=r"search.*Network is unreachable.*set advertise_host to"):
+        advertised_url("search", listen, 8001)
