@@ -35,7 +35,8 @@ from bench_rollout import process
 from bench_tools import entry, print_entries
 from redis import Redis
 
-from agent_r1_deploy.local_redis import find_redis_server, free_port
+from agent_r1.config.redis_server import find_redis_server
+from agent_r1.launch.local_redis import free_port
 from agent_r1_proto.messages import encode_entry
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.streams import Broker

@@ -34,6 +34,8 @@ from bench_rollout import BASE, process
 from bench_tools import entry, print_entries
 from process_memory import pss_gb
 
+from agent_r1.config.redis_server import find_redis_server
+from agent_r1.launch.local_redis import free_port
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
 from agent_r1.reward.worker import RewardWorker
@@ -41,7 +43,6 @@ from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.rollout.main import RolloutSettings, build_chat_format, serve_policy
 from agent_r1.rollout.policy import EngineWork, Generation
 from agent_r1.runtime.config import ModelConfig, RedisConfig, RunConfig
-from agent_r1_deploy.local_redis import find_redis_server, free_port
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.streams import Broker

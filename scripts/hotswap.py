@@ -34,7 +34,7 @@ import httpx
 
 from agent_r1.cli import main as cli
 from agent_r1.runtime.files.json_lines import split_lines
-from agent_r1_deploy.local_folder import live_redis_url, running_launcher
+from agent_r1.runtime.files.run_folder import live_redis_url, running_launcher
 from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.registry import ToolRegistry
 

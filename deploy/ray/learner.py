@@ -19,8 +19,8 @@ import ray
 from ray.exceptions import RayError
 
 from agent_r1.config.run import Config, ConfigError
+from agent_r1.launch.local_result import EXIT_OF_STATUS
 from agent_r1.runtime.exit_status import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REASON, STOP_SIGNALS
-from agent_r1_deploy.local_result import EXIT_OF_STATUS
 from agent_r1_deploy.ray.applications import require_redis
 from agent_r1_deploy.ray.ranks import Ended, Node, PlacedRanks, say
 

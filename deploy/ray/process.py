@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from agent_r1_deploy import subreaper
+from agent_r1.launch import subreaper
 
 
 class Process:

@@ -24,9 +24,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agent_r1.cli.live_run import given_redis
+from agent_r1.launch.service import is_healthy
 from agent_r1.runtime.config import StrictConfig
 from agent_r1_deploy.ray.process import Process
-from agent_r1_deploy.service import is_healthy
 from agent_r1_proto.streams import Broker
 
 POLL_S = 0.1

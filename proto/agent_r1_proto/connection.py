@@ -1,7 +1,7 @@
 """The connection to Redis: names of keys, and waiting while the server is away or full.
 
 All that reads or writes Redis in this package builds on it, and services use no other client.
-config/redis_server.py and deploy/local_redis.py only ask a server whether and how it answers.
+config/redis_server.py and launch/local_redis.py only ask a server whether and how it answers.
 """
 
 from __future__ import annotations

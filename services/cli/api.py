@@ -43,7 +43,7 @@ def train(
         RunStoppedError: the run stopped, for a reason that was printed.
         KeyboardInterrupt: it was interrupted, and has written a checkpoint.
     """
-    from agent_r1_deploy import local
+    from agent_r1.launch import local
 
     if (config is None) == (resume is None):
         raise ValueError("give a configuration to start a run, or resume=DIR to continue one")

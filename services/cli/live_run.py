@@ -15,8 +15,7 @@ from pydantic import ValidationError
 from agent_r1.config.run import OUTPUT_KEYS, Config, load_config
 from agent_r1.config.sources import ConfigError, collect, explain
 from agent_r1.runtime.config import REDIS_PASSWORD_VARIABLE, RedisConfig, RunConfig, hide_password
-from agent_r1.runtime.files.run_folder import CONFIG_FILE
-from agent_r1_deploy.local_folder import live_redis_url
+from agent_r1.runtime.files.run_folder import CONFIG_FILE, live_redis_url
 from agent_r1_proto.connection import Keys
 from agent_r1_proto.redis_trouble import find_trouble
 from agent_r1_proto.streams import Broker

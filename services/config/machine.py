@@ -237,7 +237,7 @@ def _placement_problems(config: Config, purpose: Purpose) -> Iterator[str]:
 
 
 def _folder_problems(config: Config, *, resume: bool) -> Iterator[str]:
-    from agent_r1_deploy.local_folder import run_folder_problem
+    from agent_r1.runtime.files.run_folder import run_folder_problem
 
     folder = config.run.folder()
     problem = run_folder_problem(folder, resume=resume)

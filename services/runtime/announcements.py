@@ -1,6 +1,6 @@
 """How the launcher learns that a service is up: a file that the service writes.
 
-A service writes `{announce_dir}/{name}.json` once it answers; deploy/supervisor.py waits for it and
+A service writes `{announce_dir}/{name}.json` once it answers; launch/supervisor.py waits for it and
 reads the URL there.
 """
 

@@ -17,7 +17,7 @@ from agent_r1.cli.evaluation.evaluate import questioning
 from agent_r1.cli.policy import with_policy
 from agent_r1.config.run import Config, load_config
 from agent_r1.evaluation.main import EvaluationRun
-from agent_r1_deploy import local_client
+from agent_r1.launch import local_client
 from agent_r1_proto.tasks import Decoding
 from tests.e2e.conftest import STEPS, ResumedRun
 from tests.support.metrics_page import unexplained

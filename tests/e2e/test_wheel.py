@@ -93,7 +93,7 @@ def test_the_wheel_is_small_and_holds_what_no_module_is(wheel: Path):
     assert {
         "agent_r1_deploy/constraints/cpu.txt",
         "agent_r1_deploy/constraints/gpu.txt",
-        "agent_r1_deploy/logging.json",
+        "agent_r1/runtime/logging.json",
         "agent_r1/examples/tiny_world/base/model.safetensors",
         "agent_r1/examples/starter/data/train.jsonl",
     } <= names

@@ -13,9 +13,9 @@ import pytest
 
 from agent_r1.cli import main as cli
 from agent_r1.config.run import Config, load_config
+from agent_r1.launch import local_client
 from agent_r1.runtime.config import RedisConfig, RunConfig
 from agent_r1.runtime.evaluation_client import ATTEMPT
-from agent_r1_deploy import local_client
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
 from tests.support.builders import scored

@@ -24,10 +24,10 @@ from agent_r1.evaluation.answers import read_answers, summary_file
 from agent_r1.evaluation.config import QuestioningConfig
 from agent_r1.evaluation.main import EvaluationRun, Progress
 from agent_r1.evaluation.retrieval import RetrievalError
+from agent_r1.launch import local_client
+from agent_r1.launch.local_services import LocalServices
 from agent_r1.runtime.config import RedisConfig, RunConfig
 from agent_r1.runtime.evaluation_client import question_seed
-from agent_r1_deploy import local_client
-from agent_r1_deploy.local_services import LocalServices
 from agent_r1_proto.rewards import Reward
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
@@ -290,7 +290,7 @@ def test_the_command_finds_the_search_tool_that_the_launcher_started(
 EVALUATE = """
 import sys
 from agent_r1.cli import main as cli
-from agent_r1_deploy.local_services import LocalServices
+from agent_r1.launch.local_services import LocalServices
 fake_service, journal, *arguments = sys.argv[1:]
 def command(services, service, name, *_):
     announce_dir = str(services.announce_dir(name))

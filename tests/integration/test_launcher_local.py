@@ -25,11 +25,7 @@ from redis.exceptions import AuthenticationError
 
 from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ConfigError
-from agent_r1.runtime.config import RedisConfig, split_password
-from agent_r1.runtime.files.conditions import Condition, append_condition, read_conditions
-from agent_r1.runtime.files.dead_letters import load_letters
-from agent_r1.runtime.http.token import find_token
-from agent_r1_deploy import (
+from agent_r1.launch import (
     local,
     local_client,
     local_redis,
@@ -37,11 +33,15 @@ from agent_r1_deploy import (
     local_watch,
     subreaper,
 )
-from agent_r1_deploy.local_folder import live_redis_url, live_token_file, run_folder_problem
-from agent_r1_deploy.local_services import LocalServices
-from agent_r1_deploy.local_view import at_hand, program
-from agent_r1_deploy.service import ServiceSpec
-from agent_r1_deploy.supervisor import ServiceError, Supervisor
+from agent_r1.launch.local_services import LocalServices
+from agent_r1.launch.local_view import at_hand, program
+from agent_r1.launch.service import ServiceSpec
+from agent_r1.launch.supervisor import ServiceError, Supervisor
+from agent_r1.runtime.config import RedisConfig, split_password
+from agent_r1.runtime.files.conditions import Condition, append_condition, read_conditions
+from agent_r1.runtime.files.dead_letters import load_letters
+from agent_r1.runtime.files.run_folder import live_redis_url, live_token_file, run_folder_problem
+from agent_r1.runtime.http.token import find_token
 from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.streams import Broker

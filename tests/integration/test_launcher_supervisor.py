@@ -14,10 +14,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-import agent_r1_deploy.supervisor
-from agent_r1_deploy import service, subreaper
-from agent_r1_deploy.service import ServiceSpec, describe_exit
-from agent_r1_deploy.supervisor import RESTART_DELAY_S, RestartPolicy, ServiceError, Supervisor
+import agent_r1.launch.supervisor
+from agent_r1.launch import service, subreaper
+from agent_r1.launch.service import ServiceSpec, describe_exit
+from agent_r1.launch.supervisor import RESTART_DELAY_S, RestartPolicy, ServiceError, Supervisor
 
 FAKE_SERVICE = Path(__file__).resolve().parents[1] / "support" / "fake_service.py"
 WAIT_S = 20.0
@@ -103,7 +103,7 @@ async def test_services_on_one_gpu_start_one_after_the_other_and_others_side_by_
 async def test_a_server_that_restarts_waits_for_one_that_is_starting_on_its_gpu(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(agent_r1_deploy.supervisor, "RESTART_DELAY_S", 0.0)
+    monkeypatch.setattr(agent_r1.launch.supervisor, "RESTART_DELAY_S", 0.0)
     other_is_up = asyncio.Event()
 
     async def probe(url: str) -> bool:
@@ -234,7 +234,7 @@ async def test_a_service_that_dies_on_a_full_disk_is_not_restarted(
 ):
     supervisor = scene.supervisor()
     await supervisor.start(scene.spec("a"))
-    monkeypatch.setattr("agent_r1_deploy.supervisor.LEAST_FREE_BYTES", 2**60)
+    monkeypatch.setattr("agent_r1.launch.supervisor.LEAST_FREE_BYTES", 2**60)
     os.kill(scene.pids()[0], signal.SIGKILL)
     try:
         with pytest.raises(ServiceError, match=r"a stopped .*: the disk is full: .* MiB are free"):
@@ -423,7 +423,7 @@ LAUNCHER = """
 import asyncio, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from agent_r1_deploy import supervisor
+from agent_r1.launch import supervisor
 from test_launcher_supervisor import Scene
 
 supervisor.ORPHAN_GRACE_S = 1.0

@@ -14,11 +14,11 @@ import pytest
 
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError
+from agent_r1.launch import local_table
+from agent_r1.launch.local_services import LocalServices
+from agent_r1.launch.local_table import TableRun, TableView
+from agent_r1.launch.supervisor import ServiceError
 from agent_r1.learner.checkpoints.ledger import Ledger
-from agent_r1_deploy import local_table
-from agent_r1_deploy.local_services import LocalServices
-from agent_r1_deploy.local_table import TableRun, TableView
-from agent_r1_deploy.supervisor import ServiceError
 from tests.integration.test_launcher_local import Stage, stage
 from tests.integration.test_launcher_supervisor import FAKE_SERVICE
 

@@ -21,8 +21,8 @@ from redis.exceptions import AuthenticationError, RedisError
 
 from agent_r1.config.machine import look_at_machine
 from agent_r1.config.run import load_config, write_config
+from agent_r1.launch.local_redis import answers, local_redis
 from agent_r1.runtime.config import RedisConfig
-from agent_r1_deploy.local_redis import answers, local_redis
 from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.registry import ToolRegistry
 from tests.support.certificates import write_certificate

@@ -14,12 +14,12 @@ from typing import Any, cast
 import pytest
 
 from agent_r1.config.run import Config, ConfigError
+from agent_r1.launch.local import prepare_redis
 from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.checkpoints.ownership import TakenOverError
 from agent_r1.learner.heartbeat import Heartbeat, refuse_a_second
 from agent_r1.learner.train import Learner
 from agent_r1.runtime.config import RedisConfig, RunConfig
-from agent_r1_deploy.local import prepare_redis
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
 from tests.support.learner_fakes import FakeEngine, FakeServices, eventually, training_spec

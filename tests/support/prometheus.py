@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import yaml
 
-from agent_r1_deploy.local_folder import live_token_file
+from agent_r1.runtime.files.run_folder import live_token_file
 
 OBSERVE = Path(__file__).resolve().parents[2] / "deploy" / "observe"
 ANSWER_TIMEOUT_S = 60.0

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agent_r1.config.redis_server import find_redis_server
 from agent_r1.learner.engine.ranks.place import RankPlace
 from agent_r1.runtime.files.private import write_private
-from agent_r1_deploy.local_redis import find_redis_server
 from tests.support.hosts import REPOSITORY, Host
 from tests.support.runs import agent_r1
 

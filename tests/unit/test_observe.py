@@ -25,7 +25,7 @@ MODULES = (
     "agent_r1.rollout.metrics",
     "agent_r1.reward.metrics",
     "agent_r1.tools.metrics",
-    "agent_r1_deploy.local_metrics",
+    "agent_r1.launch.local_metrics",
 )
 METRICS = [one for name in MODULES for one in metrics_of(importlib.import_module(name))]
 BASE_UNITS = {"seconds", "bytes", "tokens", "nats", "ratio", "steps"}

@@ -25,10 +25,10 @@ from agent_r1.cli.evaluation.decoding import (
     fitted_setting,
 )
 from agent_r1.cli.policy import config_file_of, describe_policy, with_policy
-from agent_r1.cli.results.transcript import SAMPLED_STYLE, TOOL_STYLE, print_transcript
 from agent_r1.config import checks as config_checks
 from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ConfigError
+from agent_r1.evaluation.transcript import SAMPLED_STYLE, TOOL_STYLE, print_transcript
 from agent_r1.learner.reporting.trajectory_log import readable
 from agent_r1.reward.components import ASKING
 from agent_r1.runtime.evaluation_client import EvalClient, EvalResult
@@ -50,7 +50,7 @@ READ_BYTES = 65536
 
 def chat(arguments: argparse.Namespace) -> int:
     """Start the services and answer questions until the user leaves."""
-    from agent_r1_deploy import local_client
+    from agent_r1.launch import local_client
 
     config = chat_config(arguments.policy, arguments.config, arguments.options)
     temperature = arguments.temperature

@@ -114,7 +114,7 @@ def _scripted(config: Config, sets: dict[str, list[Task]]) -> list[Figure]:
 
 def _ask(config: Config, questions: _Questions) -> _Answers:
     """Ask everything on services of its own."""
-    from agent_r1_deploy import local_client
+    from agent_r1.launch import local_client
 
     meter = Meter()
 

@@ -30,12 +30,12 @@ from agent_r1.evaluation.config import SEARCH_TOOL, QuestioningConfig
 from agent_r1.evaluation.main import EvaluationRun, Progress
 from agent_r1.evaluation.retrieval import check_spec
 from agent_r1.evaluation.summary import SetSummary, summary_lines
+from agent_r1.launch.status_line import StatusLine
+from agent_r1.launch.threads import in_thread
 from agent_r1.runtime.durations import format_duration
 from agent_r1.runtime.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES
 from agent_r1.runtime.files.run_folder import LIVE_DIR
 from agent_r1.tools.search.config import SearchConfig
-from agent_r1_deploy.status_line import StatusLine
-from agent_r1_deploy.threads import in_thread
 from agent_r1_proto.tasks import Decoding
 
 TELL_EVERY = 50
@@ -132,7 +132,7 @@ def _status(scores: Mapping[str, SetSummary], max_share: float) -> int:
 
 def _ask(evaluation: EvaluationRun, config: Config, arguments: argparse.Namespace) -> int:
     """Ask what is left on services of its own; say how to continue if that does not end."""
-    from agent_r1_deploy import local_client
+    from agent_r1.launch import local_client
 
     total, before = len(evaluation.questions), len(evaluation.left)
     if before < total:

@@ -25,10 +25,10 @@ from agent_r1.config import checks as config_checks
 from agent_r1.config.run import Config, ConfigError
 from agent_r1.evaluation.guidance import Guidance, guidance
 from agent_r1.evaluation.main import EvaluationRun
+from agent_r1.launch.threads import in_thread
 from agent_r1.reward.components import ASKING
 from agent_r1.runtime.exit_status import EXIT_INTERRUPTED
 from agent_r1.runtime.files.writing import write_atomically
-from agent_r1_deploy.threads import in_thread
 from agent_r1_proto.tasks import Decoding
 
 DEFAULTS: dict[str, Any] = {"candidates": 8, "lookahead": 0, "beta": 1.0, "continuations": 4}
@@ -131,7 +131,7 @@ def _shown(found: Guidance) -> str:
 
 def fit(arguments: argparse.Namespace, config: Config) -> int:
     """Measure the scorer of a run's policy, and write how to decode into the run folder."""
-    from agent_r1_deploy import local_client
+    from agent_r1.launch import local_client
 
     run = config_file_of(config.model.policy)
     if run is None:

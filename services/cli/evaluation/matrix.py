@@ -22,8 +22,8 @@ from agent_r1.evaluation.main import EvaluationRun
 from agent_r1.evaluation.matrix.cells import load_cell, measure, read_cell, write_cell
 from agent_r1.evaluation.matrix.pool import calls_of, choose, enough, tokens_of
 from agent_r1.evaluation.matrix.report import NOT_RUN, Results, write_report
+from agent_r1.launch.threads import in_thread
 from agent_r1.runtime.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES
-from agent_r1_deploy.threads import in_thread
 
 
 def matrix(arguments: argparse.Namespace) -> int:
@@ -82,7 +82,7 @@ def _check(group: Sequence[PlannedCell]) -> None:
 
 def _run(group: Sequence[PlannedCell], *, overwrite: bool) -> None:
     """Ask the cells of a group, one after the other, on one start of the services."""
-    from agent_r1_deploy import local_client
+    from agent_r1.launch import local_client
 
     # Opened before anything starts: answers of other settings are refused here.
     evaluations: dict[Path, EvaluationRun] = {}

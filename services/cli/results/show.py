@@ -15,13 +15,13 @@ from rich.text import Text
 
 from agent_r1.cli.live_run import run_config
 from agent_r1.cli.results.stored import eval_files, read_records, step_files
-from agent_r1.cli.results.transcript import (
+from agent_r1.config.sources import ConfigError
+from agent_r1.evaluation.transcript import (
     SAMPLED_STYLE,
     TOOL_STYLE,
     heading,
     print_transcript,
 )
-from agent_r1.config.sources import ConfigError
 from agent_r1.runtime.control_tokens import control_pattern, is_control
 from agent_r1.runtime.unicode import escaped_line
 from agent_r1.text.reading import MARKUP

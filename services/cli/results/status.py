@@ -15,13 +15,12 @@ from pathlib import Path
 from agent_r1.cli.live_run import ask, redis_of, run_config
 from agent_r1.cli.services.tools import print_table
 from agent_r1.config.run import Config
+from agent_r1.launch.local_view import in_line, read_json_lines, step_values, total_steps
 from agent_r1.learner.checkpoints.ownership import writer_of
 from agent_r1.learner.outcome import last_summary
 from agent_r1.runtime.durations import format_duration
 from agent_r1.runtime.files.conditions import read_conditions
-from agent_r1.runtime.files.run_folder import CONDITIONS_FILE, METRICS_FILE
-from agent_r1_deploy.local_folder import running_launcher
-from agent_r1_deploy.local_view import in_line, read_json_lines, step_values, total_steps
+from agent_r1.runtime.files.run_folder import CONDITIONS_FILE, METRICS_FILE, running_launcher
 from agent_r1_proto.registry import Registry, RolloutServer, ToolRegistry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tool_pool import ToolInstance

@@ -1,7 +1,7 @@
 """Interactions run in this process: the real tools, ToolEnv and reward, with any writer of turns.
 
 `agent-r1 validate` plays scripted turns, `agent-r1 try --policy openai:URL` asks a server. Tools
-run as services (deploy/local_client.py starts them); no engine is loaded.
+run as services (launch/local_client.py starts them); no engine is loaded.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.text import Text
 
 from agent_r1.cli.policy import describe_policy, with_policy
-from agent_r1.cli.results.transcript import BAD_STYLE, SAMPLED_STYLE, TOOL_STYLE, print_transcript
 from agent_r1.config import checks as config_checks
 from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ConfigError
+from agent_r1.evaluation.transcript import BAD_STYLE, SAMPLED_STYLE, TOOL_STYLE, print_transcript
 from agent_r1.learner.groups import total_reward
 from agent_r1.learner.reporting.trajectory_log import readable
 from agent_r1.runtime.evaluation_client import ATTEMPT, EvalClient, EvalResult
@@ -36,7 +36,7 @@ Ask = Callable[[int, Task], Awaitable[Group]]
 
 def try_out(arguments: argparse.Namespace) -> int:
     """Run the first tasks, and print what happens; 1 if an attempt failed."""
-    from agent_r1_deploy import local_client
+    from agent_r1.launch import local_client
 
     policy: str | None = arguments.policy
     asks_server = policy is not None and policy.startswith(OPENAI)

@@ -58,7 +58,7 @@ class Line:
 
 def validate(arguments: argparse.Namespace) -> int:
     """Make every check; 1 if one failed."""
-    from agent_r1_deploy import local_client
+    from agent_r1.launch import local_client
 
     missing = missing_packages_problem(TOOLS)
     if missing is not None:

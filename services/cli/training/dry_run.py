@@ -54,8 +54,8 @@ class Plan:
 
 def dry_run(config: Config) -> int:
     """Take two steps, and print what the whole run would take."""
-    from agent_r1_deploy import local
-    from agent_r1_deploy.local_services import cache_folder
+    from agent_r1.launch import local
+    from agent_r1.launch.local_services import cache_folder
 
     plan = plan_of(config)
     place = OwnFolder(cache_folder(), "dry-run-")

@@ -55,8 +55,8 @@ SERVICES = ("rollout", "reward", "learner", "tool")
 
 
 def configure_logging(run: RunConfig, service: str) -> None:
-    """Log to stderr as `deploy/logging.json` says, at `run.log_level`, in `run.log_format`."""
-    text = resources.files("agent_r1_deploy").joinpath("logging.json").read_text()
+    """Log to stderr as `runtime/logging.json` says, at `run.log_level`, in `run.log_format`."""
+    text = resources.files("agent_r1.runtime").joinpath("logging.json").read_text()
     settings: dict[str, Any] = json.loads(text)
     settings["root"]["level"] = run.log_level
     logging.config.dictConfig(settings)
@@ -67,7 +67,7 @@ def configure_logging(run: RunConfig, service: str) -> None:
 def train(arguments: argparse.Namespace) -> int:
     """Run a whole training run on this machine."""
     with quick_imports():
-        from agent_r1_deploy import local
+        from agent_r1.launch import local
 
     if (arguments.config is None) == (arguments.resume is None):
         raise ConfigError("name a CONFIG to start a run, or --resume DIR to continue one")
@@ -277,7 +277,7 @@ def _beside_its_run(config: Config, file: Path) -> Config:
     """Return the configuration of a run folder with Redis and token of the run that runs there."""
     if file.name != CONFIG_FILE:
         return config
-    from agent_r1_deploy.local_folder import live_redis_url, live_token_file
+    from agent_r1.runtime.files.run_folder import live_redis_url, live_token_file
 
     url = config.redis.url or live_redis_url(file.parent)
     if url is None:

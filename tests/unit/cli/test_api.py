@@ -26,7 +26,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, bool]]:
         write_config(config, folder / "config.json")
         return {"failed": 1, "stopped": 130}.get(config.run.id, 0)
 
-    monkeypatch.setattr("agent_r1_deploy.local.run_training", run_training)
+    monkeypatch.setattr("agent_r1.launch.local.run_training", run_training)
     return runs
 
 

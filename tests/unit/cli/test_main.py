@@ -263,7 +263,7 @@ def test_a_run_is_resumed_from_a_url_into_a_folder_of_this_machine(
         started.append((config, resume))
         return 0
 
-    monkeypatch.setattr("agent_r1_deploy.local.run_training", run_training)
+    monkeypatch.setattr("agent_r1.launch.local.run_training", run_training)
     arguments = ["train", "--resume", f"{url}/demo", "--run-dir", str(here)]
     assert cli.main([*arguments, "--set", "learner.steps=7"]) == 0
     ((resumed, resume),) = started

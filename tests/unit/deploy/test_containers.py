@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from agent_r1.launch.local_redis import free_port
 from agent_r1.runtime.config import RunConfig
 from agent_r1.runtime.gpu_needs import LEAST_DRIVER
 from agent_r1.runtime.http.token import find_token
-from agent_r1_deploy.local_redis import free_port
 from tests.support.containers import DOCKER, programs, run_init
 
 WAIT_S = 60.0

@@ -20,7 +20,7 @@ from agent_r1.config.code import Findings
 from agent_r1.config.run import Config, load_config
 from agent_r1.evaluation.config import Method
 from agent_r1.evaluation.main import EvaluationRun, Progress
-from agent_r1_deploy import local_client
+from agent_r1.launch import local_client
 from agent_r1_proto.tasks import DecodingMethod
 from agent_r1_proto.tools import ToolSpec
 from tests.support.config_scene import RUN_TOML, load_nothing, task_line, write_scene

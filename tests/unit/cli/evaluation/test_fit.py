@@ -17,7 +17,7 @@ from agent_r1.cli.evaluation.decoding import DECODING_FILE, read_setting
 from agent_r1.config.run import Config
 from agent_r1.evaluation.answers import Candidate, Place
 from agent_r1.evaluation.main import EvaluationRun
-from agent_r1_deploy import local_client
+from agent_r1.launch import local_client
 from agent_r1_proto.rewards import ScoreTurn
 from agent_r1_proto.tasks import Decoding
 from tests.support.config_scene import load_nothing, task_line, write_scene

@@ -15,8 +15,8 @@ from agent_r1.cli.evaluation.matrix_plan import MatrixPlan, PlannedCell, read_pl
 from agent_r1.config.run import Config, ConfigError, read_written_config, write_config
 from agent_r1.evaluation.main import EvaluationRun
 from agent_r1.evaluation.matrix.config import METHODS
+from agent_r1.launch import local_client
 from agent_r1.runtime.evaluation_client import ATTEMPT
-from agent_r1_deploy import local_client
 from tests.support.config_scene import RUN_TOML, load_nothing, write_scene
 from tests.unit.evaluation.lines import answer
 

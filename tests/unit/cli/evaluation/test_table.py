@@ -17,11 +17,11 @@ from agent_r1.cli.evaluation.table_plan import PlannedRun, component_differences
 from agent_r1.config.run import write_config
 from agent_r1.evaluation.answers import make_answer
 from agent_r1.evaluation.main import EvaluationRun
+from agent_r1.launch import local_table
+from agent_r1.launch.local_table import TableRun
+from agent_r1.launch.supervisor import ServiceError
 from agent_r1.reward.config import RewardConfig
 from agent_r1.runtime.evaluation_client import EvalResult
-from agent_r1_deploy import local_table
-from agent_r1_deploy.local_table import TableRun
-from agent_r1_deploy.supervisor import ServiceError
 from tests.support.config_scene import load_nothing, write_scene
 
 TABLE_TOML = """

@@ -439,7 +439,7 @@ def test_a_dry_run_that_stops_keeps_its_folder_for_the_cause_alone(
         (folders[0] / "metrics.jsonl").write_text('{"step": 1}\n')
         return status
 
-    monkeypatch.setattr("agent_r1_deploy.local.run_training", run_training)
+    monkeypatch.setattr("agent_r1.launch.local.run_training", run_training)
     assert dry_run(config) == status
     assert folders[0].exists() == stays
     shutil.rmtree(folders[0].parent, ignore_errors=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from agent_r1.launch.local_result import summary_of
 from agent_r1.learner.checkpoints.checkpoint import LearnerState, sealed_state
 from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.checkpoints.ownership import FolderLock, writer_of
@@ -21,8 +22,7 @@ from agent_r1.learner.checkpoints.standing import (
 )
 from agent_r1.learner.outcome import finished_status
 from agent_r1.learner.reporting.run_folder import RunFolder
-from agent_r1_deploy.local_folder import running_launcher
-from agent_r1_deploy.local_result import summary_of
+from agent_r1.runtime.files.run_folder import running_launcher
 from tests.support.builders import SEPARATORS
 
 

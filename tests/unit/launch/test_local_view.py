@@ -11,7 +11,7 @@ import pytest
 
 from agent_r1.config.run import Config, load_config
 from agent_r1.evaluation.score_names import ScoreNames
-from agent_r1_deploy.local_view import (
+from agent_r1.launch.local_view import (
     Tail,
     TrainingView,
     in_columns,

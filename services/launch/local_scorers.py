@@ -13,10 +13,10 @@ from typing import Any
 
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ENV_PREFIX, ConfigError
+from agent_r1.launch.local_redis import free_port
+from agent_r1.launch.service import ServiceSpec, answers
 from agent_r1.reward.config import CriticConfig, ModelServerConfig
 from agent_r1.runtime.memory import GIB
-from agent_r1_deploy.local_redis import free_port
-from agent_r1_deploy.service import ServiceSpec, answers
 
 
 @dataclass(frozen=True)

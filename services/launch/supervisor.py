@@ -23,11 +23,11 @@ from pathlib import Path
 
 import httpx
 
+from agent_r1.launch import subreaper
+from agent_r1.launch.service import ServiceProcess, ServiceSpec, is_silent
 from agent_r1.runtime.exit_status import EXIT_REASON
 from agent_r1.runtime.files.room import free_bytes, free_text, out_of_inodes
 from agent_r1.runtime.memory import MIB, oom_kills
-from agent_r1_deploy import subreaper
-from agent_r1_deploy.service import ServiceProcess, ServiceSpec, is_silent
 
 logger = logging.getLogger(__name__)
 

@@ -20,6 +20,22 @@ from typing import Any, TextIO
 
 from agent_r1.config.models import fetch_models, model_variables
 from agent_r1.config.run import Config, ConfigError, write_config
+from agent_r1.launch.local import open_folder, prepare_redis, run_services
+from agent_r1.launch.local_client import failures_shown
+from agent_r1.launch.local_result import losses_text, summary_of
+from agent_r1.launch.local_services import LocalServices
+from agent_r1.launch.local_view import (
+    UPDATE_S,
+    Tail,
+    conditions_seen,
+    first_failure,
+    in_line,
+    set_scores,
+    step_scores,
+    total_steps,
+)
+from agent_r1.launch.status_line import StatusLine
+from agent_r1.launch.supervisor import ServiceError
 from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.checkpoints.standing import resume_notes, state_problem
 from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
@@ -31,24 +47,8 @@ from agent_r1.runtime.files.run_folder import (
     FAILURES_FILE,
     LOGS_DIR,
     METRICS_FILE,
+    running_launcher,
 )
-from agent_r1_deploy.local import open_folder, prepare_redis, run_services
-from agent_r1_deploy.local_client import failures_shown
-from agent_r1_deploy.local_folder import running_launcher
-from agent_r1_deploy.local_result import losses_text, summary_of
-from agent_r1_deploy.local_services import LocalServices
-from agent_r1_deploy.local_view import (
-    UPDATE_S,
-    Tail,
-    conditions_seen,
-    first_failure,
-    in_line,
-    set_scores,
-    step_scores,
-    total_steps,
-)
-from agent_r1_deploy.status_line import StatusLine
-from agent_r1_deploy.supervisor import ServiceError
 
 LOG_STEPS = 10
 """Without a terminal, every so many steps are a line."""

@@ -21,18 +21,22 @@ from agent_r1.config.machine import usable_gpus
 from agent_r1.config.placement import Place, place
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ENV_PREFIX
+from agent_r1.launch import local_redis
+from agent_r1.launch.local_scorers import describe, scorer_servers
+from agent_r1.launch.service import ServiceSpec
+from agent_r1.launch.supervisor import RestartPolicy, ServiceError, Supervisor
 from agent_r1.runtime.config import REDIS_PASSWORD_VARIABLE, split_password
 from agent_r1.runtime.exit_status import EXIT_LOSSES
 from agent_r1.runtime.files.own_folder import OwnFolder
 from agent_r1.runtime.files.private import write_private
-from agent_r1.runtime.files.run_folder import LOGS_DIR
+from agent_r1.runtime.files.run_folder import (
+    LOGS_DIR,
+    REDIS_PASSWORD_FILE,
+    REDIS_URL_FILE,
+    TOKEN_FILE,
+)
 from agent_r1.runtime.http.token import TOKEN_VARIABLE, write_token
 from agent_r1.runtime.together import run_together
-from agent_r1_deploy import local_redis
-from agent_r1_deploy.local_folder import REDIS_PASSWORD_FILE, REDIS_URL_FILE, TOKEN_FILE
-from agent_r1_deploy.local_scorers import describe, scorer_servers
-from agent_r1_deploy.service import ServiceSpec
-from agent_r1_deploy.supervisor import RestartPolicy, ServiceError, Supervisor
 from agent_r1_proto.streams import Broker
 
 LEARNER_RANK, ROLLOUT_RANK, TOOL_RANK = 0, 1, 2

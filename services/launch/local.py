@@ -21,17 +21,8 @@ from agent_r1.config import checks as config_checks
 from agent_r1.config.models import fetch_models, model_variables, with_models
 from agent_r1.config.run import Config, ConfigError, write_config
 from agent_r1.config.sources import quoted
-from agent_r1.learner.checkpoints.standing import resume_notes, state_problem
-from agent_r1.learner.heartbeat import refuse_a_second
-from agent_r1.learner.outcome import finished_status, last_summary
-from agent_r1.runtime.config import RunConfig
-from agent_r1.runtime.exit_status import EXIT_FAILED, EXIT_INTERRUPTED
-from agent_r1.runtime.files.conditions import Condition, append_condition, close_left_open
-from agent_r1.runtime.files.dead_letters import load_letters, save_letters
-from agent_r1.runtime.files.run_folder import CONDITIONS_FILE, CONFIG_FILE, LOGS_DIR
-from agent_r1.runtime.logs import make_formatter
-from agent_r1_deploy.local_folder import claim_run_folder, launcher_state, running_launcher
-from agent_r1_deploy.local_result import (
+from agent_r1.launch.local_folder import claim_run_folder, launcher_state
+from agent_r1.launch.local_result import (
     EXIT_OF_STATUS,
     note_failure,
     print_nothing_to_do,
@@ -39,10 +30,24 @@ from agent_r1_deploy.local_result import (
     print_stopped,
     summary_of,
 )
-from agent_r1_deploy.local_services import LocalServices
-from agent_r1_deploy.local_view import TrainingView, program
-from agent_r1_deploy.local_watch import Watch
-from agent_r1_deploy.supervisor import ServiceError
+from agent_r1.launch.local_services import LocalServices
+from agent_r1.launch.local_view import TrainingView, program
+from agent_r1.launch.local_watch import Watch
+from agent_r1.launch.supervisor import ServiceError
+from agent_r1.learner.checkpoints.standing import resume_notes, state_problem
+from agent_r1.learner.heartbeat import refuse_a_second
+from agent_r1.learner.outcome import finished_status, last_summary
+from agent_r1.runtime.config import RunConfig
+from agent_r1.runtime.exit_status import EXIT_FAILED, EXIT_INTERRUPTED
+from agent_r1.runtime.files.conditions import Condition, append_condition, close_left_open
+from agent_r1.runtime.files.dead_letters import load_letters, save_letters
+from agent_r1.runtime.files.run_folder import (
+    CONDITIONS_FILE,
+    CONFIG_FILE,
+    LOGS_DIR,
+    running_launcher,
+)
+from agent_r1.runtime.logs import make_formatter
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.weights import NewestVersion
@@ -239,7 +244,7 @@ async def _run_services(
     view: View,
 ) -> bool:
     # Not at the top: clients of the services need no web framework.
-    from agent_r1_deploy.local_metrics import launcher_server
+    from agent_r1.launch.local_metrics import launcher_server
 
     services = LocalServices(
         config,

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import httpx
 
+from agent_r1.launch.local_services import LocalServices
 from agent_r1.runtime.files.conditions import Condition, Conditions
-from agent_r1_deploy.local_services import LocalServices
 from agent_r1_proto.addresses import hide_password
 from agent_r1_proto.connection import Keys
 from agent_r1_proto.redis_trouble import find_trouble

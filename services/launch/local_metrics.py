@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator
 from fastapi import FastAPI
 
 from agent_r1.config.run import Config
+from agent_r1.launch.supervisor import Supervisor
 from agent_r1.runtime.http.serving import advertised_url, bind, serving
 from agent_r1.runtime.http.token import find_token
 from agent_r1.runtime.metrics import Metric, MetricsPage, scrape_target
-from agent_r1_deploy.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from agent_r1.config.run import Config, load_config
+from agent_r1.launch import local_metrics
+from agent_r1.launch.local_metrics import launcher_server
+from agent_r1.launch.supervisor import ServiceState
 from agent_r1.runtime.metrics import metrics_of
-from agent_r1_deploy import local_metrics
-from agent_r1_deploy.local_metrics import launcher_server
-from agent_r1_deploy.supervisor import ServiceState
 from tests.support.config_scene import write_scene
 
 TOKEN = "0123456789abcdef"

@@ -20,11 +20,8 @@ from agent_r1.config.models import fetch_models, model_variables
 from agent_r1.config.placement import PlacementConfig
 from agent_r1.config.run import Config, write_config
 from agent_r1.config.sources import Key
-from agent_r1.runtime.files.own_folder import OwnFolder
-from agent_r1.runtime.files.private import private_folder
-from agent_r1.runtime.files.run_folder import CLIENTS_DIR, CONFIG_FILE, LIVE_DIR, LOGS_DIR
-from agent_r1_deploy.failure_text import failure_text, log_of
-from agent_r1_deploy.local import (
+from agent_r1.launch.failure_text import failure_text, log_of
+from agent_r1.launch.local import (
     LAUNCHER_LOG,
     cancel_all,
     first_of,
@@ -32,9 +29,12 @@ from agent_r1_deploy.local import (
     log_to,
     prepare_redis,
 )
-from agent_r1_deploy.local_services import LocalServices, cache_folder
-from agent_r1_deploy.local_watch import Watch
-from agent_r1_deploy.supervisor import ServiceError, Supervisor
+from agent_r1.launch.local_services import LocalServices, cache_folder
+from agent_r1.launch.local_watch import Watch
+from agent_r1.launch.supervisor import ServiceError, Supervisor
+from agent_r1.runtime.files.own_folder import OwnFolder
+from agent_r1.runtime.files.private import private_folder
+from agent_r1.runtime.files.run_folder import CLIENTS_DIR, CONFIG_FILE, LIVE_DIR, LOGS_DIR
 from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.streams import Broker
 

@@ -26,6 +26,7 @@ from rich.text import Text
 from agent_r1.config.run import Config
 from agent_r1.config.sources import at_hand, quoted
 from agent_r1.evaluation.score_names import ScoreNames
+from agent_r1.launch.failure_text import failure_text, log_of
 from agent_r1.learner.prompts import PromptOrder
 from agent_r1.runtime.durations import format_duration
 from agent_r1.runtime.files.conditions import Condition
@@ -37,7 +38,6 @@ from agent_r1.runtime.files.run_folder import (
     METRICS_FILE,
 )
 from agent_r1.runtime.files.state import parse_objects
-from agent_r1_deploy.failure_text import failure_text, log_of
 from agent_r1_proto.failures import Failure
 
 UPDATE_S = 0.5

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from agent_r1.cli.main import main
-from agent_r1.cli.results.transcript import heading, outcome, print_transcript
 from agent_r1.config.run import load_config, write_config
+from agent_r1.evaluation.transcript import heading, outcome, print_transcript
 from agent_r1.learner.reporting.trajectory_log import readable
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.runtime.unicode import escaped_line

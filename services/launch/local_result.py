@@ -16,9 +16,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agent_r1.cli.results.transcript import print_transcript
 from agent_r1.config.sources import at_hand, quoted
 from agent_r1.evaluation.score_names import ScoreNames
+from agent_r1.evaluation.transcript import print_transcript
+from agent_r1.launch.local_view import program, read_json_lines, set_scores
 from agent_r1.learner.outcome import FAILED, FINISHED, FINISHED_WITH_LOSSES, INTERRUPTED
 from agent_r1.runtime.durations import format_duration
 from agent_r1.runtime.exit_status import ERROR_PREFIX, EXIT_LOSSES
@@ -32,7 +33,6 @@ from agent_r1.runtime.files.run_folder import (
 )
 from agent_r1.runtime.files.state import read_object
 from agent_r1.runtime.files.writing import write_atomically
-from agent_r1_deploy.local_view import program, read_json_lines, set_scores
 
 EXIT_OF_STATUS = {FINISHED: 0, FINISHED_WITH_LOSSES: EXIT_LOSSES}
 """Exit status of `agent-r1 train` by the status of a run that reached its last step."""

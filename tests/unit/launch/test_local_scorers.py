@@ -8,10 +8,10 @@ import pytest
 
 from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ConfigError
+from agent_r1.launch.local_scorers import describe, scorer_servers
+from agent_r1.launch.service import ServiceSpec
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
-from agent_r1_deploy.local_scorers import describe, scorer_servers
-from agent_r1_deploy.service import ServiceSpec
 from tests.support.config_scene import write_scene
 
 COMPONENTS = {"exact_match": 1.0, "critic": 0.0, "reward_model": 0.0}

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from agent_r1.config.run import load_config
-from agent_r1_deploy.local_table import TableRun, TableView
+from agent_r1.launch.local_table import TableRun, TableView
 from tests.support.config_scene import write_scene
 
 
