@@ -26,12 +26,12 @@ from agent_r1.config.run import load_config
 from agent_r1.learner.algorithms.advantages.grpo import group_relative_advantages
 from agent_r1.learner.engine.interface import LossSpec, TrainSample
 from agent_r1.reward.scoring import exact_match
-from agent_r1.rollout.chat_format import ChatFormat, OutsideMessage
-from agent_r1.rollout.chat_template import load_tokenizer
 from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.policy import Policy
 from agent_r1.rollout.vllm.settings import VllmSettings, prepare_environment, read_model
 from agent_r1.runtime.files.tasks import read_task_file
+from agent_r1.text.chat_format import ChatFormat, OutsideMessage
+from agent_r1.text.chat_template import load_tokenizer
 from agent_r1.text.reading import parse_turn
 from agent_r1.tools.base import CallContext, Tool
 from agent_r1.tools.search.tool import open_search_tool

@@ -36,10 +36,10 @@ from bench_tools import entry, print_entries
 from agent_r1.config.redis_server import find_redis_server
 from agent_r1.launch.local_redis import free_port
 from agent_r1.rollout.config import RolloutConfig
-from agent_r1.rollout.trajectory_builder import turn_seed
 from agent_r1.rollout.vllm.policy import VllmPolicy
 from agent_r1.runtime.config import ModelConfig
 from agent_r1.runtime.files.json_lines import split_lines
+from agent_r1.text.trajectory_builder import turn_seed
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutKey, RolloutTask, Task

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1 import Tool
-from agent_r1.rollout.chat_template import load_tokenizer
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.rollout.main import RolloutSettings, build_chat_format, serve, serve_policy
-from agent_r1.rollout.policy import Generation
 from agent_r1.rollout.vllm.settings import VllmSettings
 from agent_r1.runtime.config import ModelConfig, RedisConfig, RunConfig
+from agent_r1.text.chat_template import load_tokenizer
+from agent_r1.text.sampler import Generation
 from agent_r1.tools.base import Arguments, CallContext
 from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.main import serve as serve_tool

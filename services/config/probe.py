@@ -22,16 +22,16 @@ from typing import Any, Literal, TextIO
 
 from agent_r1.config.packages import installed_version
 from agent_r1.reward.config import RewardConfig
-from agent_r1.rollout.call_format import ANY_TOOL, check_call_format
-from agent_r1.rollout.chat_format import ChatFormat, OutsideMessage, asked_dialogue, reply_roles
-from agent_r1.rollout.chat_template import ChatTemplateError, load_tokenizer
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
-from agent_r1.rollout.policy import PolicyError
 from agent_r1.rollout.vllm.settings import VllmSettings, check_cpu_fit, read_end_tokens, read_model
 from agent_r1.runtime.config import ModelConfig, StrictConfig
 from agent_r1.runtime.files.hub import model_folder
 from agent_r1.runtime.imports import quick_imports
 from agent_r1.runtime.user_code import describe
+from agent_r1.text.call_format import ANY_TOOL, check_call_format
+from agent_r1.text.chat_format import ChatFormat, OutsideMessage, asked_dialogue, reply_roles
+from agent_r1.text.chat_template import ChatTemplateError, load_tokenizer
+from agent_r1.text.sampler import PolicyError
 from agent_r1.text.tool_formats import NO_CALLS, load_tool_format
 from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.kinds import AnyToolConfig

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent_r1.evaluation.answers import Answer
-from agent_r1.runtime.answers import most_frequent
+from agent_r1.text.answers import most_frequent
 
 SCORERS = ("reward_model", "critic", "judge")
 """Reward components that can choose among answers: they need not know the right one."""

@@ -24,7 +24,7 @@ from agent_r1.learner.objective import (
 )
 from agent_r1.runtime.config import ListenConfig, StrictConfig
 from agent_r1.runtime.files.data_source import DataSource
-from agent_r1.runtime.verdicts import QUESTION
+from agent_r1.text.verdicts import QUESTION
 from agent_r1_proto.tasks import PositiveTemperature, Temperature
 from agent_r1_proto.weights import TransportName
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from agent_r1.learner.config import DataConfig
 from agent_r1.learner.prompts import ReadSource
-from agent_r1.runtime.control_tokens import ControlTokens, as_json, unused_word
 from agent_r1.runtime.files.data_source import DataSource
 from agent_r1.runtime.files.tasks import (
     TaskFileError,
@@ -24,7 +23,8 @@ from agent_r1.runtime.files.tasks import (
     refuse_images,
 )
 from agent_r1.runtime.imports import quick_imports
-from agent_r1.runtime.template_messages import render_calls, template_message
+from agent_r1.text.control_tokens import ControlTokens, as_json, unused_word
+from agent_r1.text.template_messages import render_calls, template_message
 from agent_r1_proto.tasks import ChatMessage, Role, Task
 
 if TYPE_CHECKING:

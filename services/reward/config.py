@@ -17,7 +17,7 @@ from pydantic import Field, JsonValue, model_validator
 from agent_r1.reward.components import ASKING, BUILT_IN, COMPARES_ANSWER, TIMED
 from agent_r1.runtime.config import ListenConfig, StrictConfig
 from agent_r1.runtime.user_code import CODE_PATTERN
-from agent_r1.runtime.verdicts import QUESTION
+from agent_r1.text.verdicts import QUESTION
 
 
 class ModelServerConfig(StrictConfig):

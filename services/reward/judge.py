@@ -13,7 +13,7 @@ from agent_r1.reward.chat_server import ChatServer
 from agent_r1.reward.config import JudgeConfig
 from agent_r1.runtime.files.foreign import read_text
 from agent_r1.runtime.unicode import escaped, escaped_line
-from agent_r1.runtime.verdicts import count_control_tokens, without_control_tokens
+from agent_r1.text.verdicts import count_control_tokens, without_control_tokens
 from agent_r1_proto.parts import shown_text
 from agent_r1_proto.rewards import ScoreReply, ScoreRequest, ScoreTurn
 from agent_r1_proto.tasks import ChatMessage

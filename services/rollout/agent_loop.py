@@ -16,19 +16,20 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from agent_r1.rollout.branch import AttemptFailedError, Branch, BranchState
-from agent_r1.rollout.chat_format import ChatFormat, PromptMessage, Rendered, asked_dialogue
-from agent_r1.rollout.chat_template import ChatTemplateError
 from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.decoding.scorer import BranchScorer
 from agent_r1.rollout.decoding.search import Search
 from agent_r1.rollout.envs import ToolEnv
-from agent_r1.rollout.policy import EngineDeadError, PolicyError, Sampler
 from agent_r1.rollout.tool_calls.client import ToolClient
 from agent_r1.rollout.tool_calls.runner import CallRunner
-from agent_r1.rollout.trajectory_builder import TrajectoryBuilder, turn_seed
 from agent_r1.rollout.turns import Turns, raised
 from agent_r1.runtime.tracing import span
 from agent_r1.runtime.unicode import repair_text
+from agent_r1.text.chat_format import ChatFormat, PromptMessage, Rendered, asked_dialogue
+from agent_r1.text.chat_template import ChatTemplateError
+from agent_r1.text.sampler import EngineDeadError, PolicyError, Sampler
+from agent_r1.text.tokens import TokenLoop
+from agent_r1.text.trajectory_builder import TrajectoryBuilder, turn_seed
 from agent_r1_proto.component_notes import begin_component
 from agent_r1_proto.tasks import Decoding, RolloutTask, Task
 from agent_r1_proto.tools import ToolSpec
@@ -75,7 +76,14 @@ class AgentLoop:
         self._tools = tools
         self._env = env
         self._make_env = make_env
-        self._turns = Turns(policy, chat, env, min(max_context, policy.max_context), run_seed)
+        tokens = TokenLoop(
+            policy,
+            chat,
+            max_context=min(max_context, policy.max_context),
+            max_tokens_per_turn=env.max_tokens_per_turn,
+            answer_pattern=env.answer_pattern,
+        )
+        self._turns = Turns(tokens, env, run_seed)
         self._run_seed = run_seed
         self._server_id = server_id
         self._scorer = scorer
@@ -167,7 +175,7 @@ class AgentLoop:
         self, branch: Branch, states: list[BranchState]
     ) -> tuple[Branch, DecodingCost | None]:
         """Let a branch come to its end; return it, or the one that was chosen instead of it."""
-        if branch.record.prompt_length >= self._turns.max_context:
+        if branch.record.prompt_length >= self._turns.tokens.max_context:
             self._refuse_prompt(branch)
         elif branch.rollout.decoding is not None:
             seed = turn_seed(self._run_seed, branch.rollout, 0)
@@ -223,7 +231,7 @@ class AgentLoop:
 
         The tokens are cut to the context, so that no reader meets a longer sequence than allowed.
         """
-        max_context = self._turns.max_context
+        max_context = self._turns.tokens.max_context
         level = logging.DEBUG if self._long_prompt_logged else logging.ERROR
         self._long_prompt_logged = True
         logger.log(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from agent_r1.rollout.envs import ToolEnv
 from agent_r1.rollout.tool_calls.client import ToolOutageError
 from agent_r1.rollout.tool_calls.runner import CallRunner
-from agent_r1.rollout.trajectory_builder import TrajectoryBuilder
+from agent_r1.text.trajectory_builder import TrajectoryBuilder
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.trajectory import Status, Turn
 

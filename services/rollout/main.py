@@ -19,14 +19,11 @@ from pathlib import Path
 
 from agent_r1.rollout.agent_loop import AgentLoop
 from agent_r1.rollout.app import create_app
-from agent_r1.rollout.call_format import ANY_TOOL, check_call_format
-from agent_r1.rollout.chat_format import ChatFormat, reply_roles
-from agent_r1.rollout.chat_template import load_tokenizer
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.rollout.decoding.scorer import BranchScorer, RewardService
 from agent_r1.rollout.envs import load_env_class
 from agent_r1.rollout.metrics import RolloutMetrics
-from agent_r1.rollout.policy import EngineDeadError, Policy, Sampler
+from agent_r1.rollout.policy import Policy
 from agent_r1.rollout.server import announce_until_drained
 from agent_r1.rollout.tool_calls.client import ToolClient
 from agent_r1.rollout.tool_calls.discovery import ToolDirectory
@@ -42,6 +39,10 @@ from agent_r1.runtime.http.token import find_token
 from agent_r1.runtime.imports import quick_imports
 from agent_r1.runtime.metrics import MetricsPage
 from agent_r1.runtime.together import run_together
+from agent_r1.text.call_format import ANY_TOOL, check_call_format
+from agent_r1.text.chat_format import ChatFormat, reply_roles
+from agent_r1.text.chat_template import load_tokenizer
+from agent_r1.text.sampler import EngineDeadError, Sampler
 from agent_r1.text.tool_formats import NO_CALLS, load_tool_format
 from agent_r1.weights.file import FileFetcher
 from agent_r1.weights.http import HttpFetcher, require_room_for_versions

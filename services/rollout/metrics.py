@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import get_args
 
-from agent_r1.rollout.outside_text import SpelledOut
 from agent_r1.rollout.policy import Policy
 from agent_r1.rollout.tool_calls.discovery import ToolDirectory
 from agent_r1.rollout.tool_calls.outages import OUTAGES
 from agent_r1.runtime.metrics import LATENCY_BUCKETS, WORK_BUCKETS, Metric, MetricsPage
+from agent_r1.text.control_tokens import SpelledOut
 from agent_r1_proto.trajectory import Status, ToolCallRecord, Trajectory
 from agent_r1_proto.weights import LoadReply
 

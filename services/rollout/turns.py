@@ -1,12 +1,8 @@
 """One turn of an interaction: the model writes, its calls run, the results come back as tokens.
 
-agent_loop.py and decoding/search.py hand in a `Branch`, which is longer by a turn afterwards:
-sampled tokens come from the `Sampler`, tool results from tool_calls/runner.py, what they mean from
-the `ToolEnv`, and the tokens of replies from chat_format.py.
-
-Every sampled token is kept as it was sampled, with mask 1 and its log-probability; everything else
-(prompt, glue, tool text) has mask 0. Where the chat template rewrites earlier turns, the dialogue
-is rendered anew and begins a segment.
+agent_loop.py and decoding/search.py hand in a `Branch`, which is longer by a turn afterwards: its
+tokens come from text/tokens.py, tool results from tool_calls/runner.py, and what they mean from the
+`ToolEnv`.
 """
 
 from __future__ import annotations
@@ -18,17 +14,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agent_r1.rollout.branch import AttemptFailedError, Branch
-from agent_r1.rollout.chat_format import ChatFormat, OutsideMessage
-from agent_r1.rollout.chat_template import ChatTemplateError
 from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn, ToolEnv
 from agent_r1.rollout.envs.base import Observation
 from agent_r1.rollout.envs.checks import WrongStepError, check_step
-from agent_r1.rollout.policy import Generation, PolicyError, Sampler
-from agent_r1.rollout.trajectory_builder import TrajectoryBuilder, turn_seed
 from agent_r1.runtime.tracing import span
 from agent_r1.runtime.unicode import repair_text
+from agent_r1.text.chat_format import OutsideMessage
+from agent_r1.text.chat_template import ChatTemplateError
 from agent_r1.text.reading import TurnText
+from agent_r1.text.tokens import TokenLoop, UnreadableTurnError
+from agent_r1.text.trajectory_builder import TrajectoryBuilder, turn_seed
 from agent_r1_proto.component_notes import begin_component
 from agent_r1_proto.parts import ImageRefusedError, StoredImage, parts_of, shown_text, text_of
 from agent_r1_proto.tasks import Role
@@ -40,11 +36,8 @@ logger = logging.getLogger(__name__)
 class Turns:
     """Takes branches from turn to turn."""
 
-    policy: Sampler
-    chat: ChatFormat
+    tokens: TokenLoop
     env: EnvConfig
-    max_context: int
-    """Most tokens of one segment, prompt included."""
     run_seed: int
 
     async def sample(self, branch: Branch, temperature: float | None = None) -> int:
@@ -56,17 +49,34 @@ class Turns:
 
         Returns:
             Tokens that were sampled.
+
+        Raises:
+            AttemptFailedError: the tool format failed.
+            PolicyError: nothing was sampled.
         """
         await begin_component("the engine")
-        with span("generate"):
-            generation = await self._generate(branch, temperature)
-        text = self.chat.decode_turn(generation.token_ids)
-        branch.record.add_sampled(generation, self._read(branch, text))
-        if generation.finish_reason == "length":
-            full = len(branch.record.context) >= self.max_context
-            reason = "max_trajectory_tokens" if full else "max_tokens_per_turn"
-            branch.ended = ("TRUNCATED", reason)
-        return len(generation.token_ids)
+        rollout, record = branch.rollout, branch.record
+        number, before = len(record.turns), len(record.token_ids)
+        # Clients number their questions alike; their reply streams differ.
+        names = (rollout.reply_stream, str(rollout.key), branch.path, str(number))
+        try:
+            with span("generate"):
+                cut = await self.tokens.sample(
+                    record,
+                    temperature=rollout.sampling.temperature
+                    if temperature is None
+                    else temperature,
+                    seed=turn_seed(self.run_seed, rollout, number, branch.path),
+                    request_id="/".join(filter(None, names)),
+                )
+        except UnreadableTurnError as exc:
+            why = exc.__cause__
+            assert isinstance(why, Exception)
+            logger.exception("turn not read")
+            raise AttemptFailedError(f"tool_format_error: reading a turn {raised(why)}") from why
+        if cut is not None:
+            branch.ended = ("TRUNCATED", cut)
+        return len(record.token_ids) - before
 
     async def carry_out(self, branch: Branch) -> None:
         """Run the calls of the last turn and show what the environment says, or end the branch.
@@ -101,40 +111,6 @@ class Turns:
         """Return the answer that the last turn gives; None without one."""
         return _last(branch).answer
 
-    # -- the model -------------------------------------------------------------------------------
-
-    async def _generate(self, branch: Branch, temperature: float | None) -> Generation:
-        rollout, record = branch.rollout, branch.record
-        number, context = len(record.turns), record.context
-        room = self.max_context - len(context)
-        # Clients number their questions alike; their reply streams differ.
-        names = (rollout.reply_stream, str(rollout.key), branch.path, str(number))
-        generation = await self.policy.generate(
-            context,
-            max_tokens=min(self.env.max_tokens_per_turn, room),
-            temperature=rollout.sampling.temperature if temperature is None else temperature,
-            seed=turn_seed(self.run_seed, rollout, number, branch.path),
-            request_id="/".join(filter(None, names)),
-        )
-        if not generation.token_ids or len(generation.logprobs) != len(generation.token_ids):
-            raise PolicyError(
-                f"the policy returned {len(generation.token_ids)} tokens with "
-                f"{len(generation.logprobs)} log-probabilities; expected one each, at least one"
-            )
-        return generation
-
-    def _read(self, branch: Branch, text: str) -> TurnText:
-        reader = replace(
-            self.chat.reader,
-            answer_pattern=self.env.answer_pattern,
-            opens_in_thought=bool(branch.record.opening),
-        )
-        try:
-            return reader.read(text)
-        except Exception as exc:
-            logger.exception("turn not read")
-            raise AttemptFailedError(f"tool_format_error: reading a turn {raised(exc)}") from exc
-
     # -- its calls -------------------------------------------------------------------------------
 
     async def _react(self, branch: Branch) -> tuple[EnvStep, list[str]]:
@@ -147,7 +123,7 @@ class Turns:
         number, last = len(record.turns) - 1, record.turns[-1]
         turn = _last(branch)
         sampled = record.token_ids[last.start : last.end]
-        ends = self.chat.call_end_indexes(sampled, turn.text, turn.calls)
+        ends = self.tokens.chat.call_end_indexes(sampled, turn.text, turn.calls)
         outcomes = await state.calls.run(number, turn, [last.start + end for end in ends])
         record.set_calls([outcome.record for outcome in outcomes])
         results: list[CallResult] = []
@@ -157,7 +133,12 @@ class Turns:
             if outcome.result is not None:
                 results.append(outcome.result)
         step = await self._step(state.env, number, turn, results)
-        record.add_step(step)
+        record.add_step(
+            turn_reward=step.turn_reward,
+            process_rewards=step.process_rewards,
+            data=step.data,
+            state_key=step.state_key,
+        )
         return step, [call.id for call in turn.calls]
 
     async def _step(
@@ -185,26 +166,11 @@ class Turns:
     # -- what the model sees ---------------------------------------------------------------------
 
     def _show(self, record: TrajectoryBuilder, reply: Sequence[OutsideMessage]) -> bool:
-        """Add what follows the last turn up to the next one; False where that leaves no room."""
-        record.messages += [self.chat.said(record.turns[-1].text, record.opening), *reply]
-        is_rewritten = self.chat.rewrites(reply)
+        """Add what follows the last turn; False where that leaves no room."""
         try:
-            if is_rewritten:
-                rendered = self.chat.render_prompt(record.messages, record.tools)
-                token_ids, opening = rendered.token_ids, rendered.opening
-            else:
-                token_ids, opening = self.chat.encode_reply(reply), self.chat.opening_after(reply)
+            return self.tokens.append(record, reply)
         except ChatTemplateError as exc:
             raise AttemptFailedError(f"chat_template_error: {exc}") from exc
-        length = len(token_ids) + (0 if is_rewritten else len(record.context))
-        if length >= self.max_context:
-            return False
-        record.opening = opening
-        if is_rewritten:
-            record.begin_segment(token_ids)
-        else:
-            record.token_ids += token_ids
-        return True
 
     def _reply(self, step: EnvStep, call_ids: Sequence[str]) -> list[OutsideMessage]:
         """Return the environment's reaction as the model sees it."""
@@ -219,7 +185,7 @@ class Turns:
         Raises:
             AttemptFailedError: it holds an image.
         """
-        return self.chat.outside_message(
+        return self.tokens.chat.outside_message(
             role,
             self.text(content),
             max_chars=self.env.max_tool_response_chars,

@@ -13,7 +13,8 @@ import logging
 import time
 from typing import NoReturn
 
-from agent_r1.rollout.policy import EngineDeadError, Policy, PolicyError
+from agent_r1.rollout.policy import Policy
+from agent_r1.text.sampler import EngineDeadError, PolicyError
 
 logger = logging.getLogger(__name__)
 

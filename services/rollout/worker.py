@@ -12,11 +12,11 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
-from agent_r1.rollout.policy import EngineDeadError, PolicyError
 from agent_r1.rollout.tool_calls.outages import MAX_FREE_ATTEMPTS, is_free
-from agent_r1.rollout.trajectory_builder import failed_trajectory
 from agent_r1.rollout.weight_versions import WeightVersions
 from agent_r1.runtime.tracing import span
+from agent_r1.text.sampler import EngineDeadError, PolicyError
+from agent_r1.text.trajectory_builder import failed_trajectory
 from agent_r1.weights.manifest import WeightsRefusedError
 from agent_r1_proto.failures import FailureBoard, innermost_frames
 from agent_r1_proto.messages import StreamMessage

@@ -19,15 +19,15 @@ import pytest
 
 from agent_r1.learner.engine.interface import LossSpec, TrainSample
 from agent_r1.rollout.agent_loop import AgentLoop
-from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.chat_template import ChatTemplateError, load_tokenizer
 from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.envs import EnvStep, ToolEnv
 from agent_r1.rollout.main import build_chat_format
-from agent_r1.rollout.policy import Generation
 from agent_r1.rollout.tool_calls.client import ToolClient
 from agent_r1.rollout.vllm.policy import VllmPolicy
 from agent_r1.rollout.vllm.settings import VllmSettings, read_model
+from agent_r1.text.chat_format import ChatFormat
+from agent_r1.text.chat_template import ChatTemplateError, load_tokenizer
+from agent_r1.text.sampler import Generation
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tasks import Role, Task
 from agent_r1_proto.tools import ToolResult

@@ -14,11 +14,11 @@ from agent_r1.evaluation.matrix.data_sets import CODE
 from agent_r1.evaluation.matrix.questions import mbpp
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
-from agent_r1.rollout.chat_format import ChatFormat, reply_roles
 from agent_r1.rollout.envs import CodeEnv
 from agent_r1.rollout.envs.text_env import TextEnv
 from agent_r1.runtime.config import ListenConfig
 from agent_r1.runtime.http.serving import bind
+from agent_r1.text.chat_format import ChatFormat, reply_roles
 from agent_r1.text.tool_formats.code_block import CodeBlockFormat
 from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.sandbox.code_tests import CodeTests

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.runtime.config import ListenConfig
 from agent_r1.runtime.http.serving import bind, serving
+from agent_r1.text.chat_format import ChatFormat
 from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.base import Arguments, CallContext, Tool
 from agent_r1.tools.pages import PageFetcher

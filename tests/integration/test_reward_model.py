@@ -28,8 +28,8 @@ from agent_r1.learner.sft.loss_mask import DialogueEncoder
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import ComponentError, Scorer
 from agent_r1.runtime.config import ModelConfig, RunConfig
-from agent_r1.runtime.verdicts import BAD, GOOD, QUESTION
 from agent_r1.text.reading import TurnReader
+from agent_r1.text.verdicts import BAD, GOOD, QUESTION
 from agent_r1_proto.rewards import ScoreCall, ScoreRequest, ScoreTurn
 from agent_r1_proto.scoring_models import ScoringModel, ScoringModels
 from agent_r1_proto.streams import Broker

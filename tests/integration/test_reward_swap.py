@@ -17,7 +17,7 @@ from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
 from agent_r1.reward.versions import GroupVersions
 from agent_r1.reward.worker import RewardWorker
-from agent_r1.runtime.verdicts import BAD, GOOD
+from agent_r1.text.verdicts import BAD, GOOD
 from agent_r1_proto.rewards import Reward, ScoredTrajectory
 from agent_r1_proto.scoring_models import ScoringModel, ScoringModels
 from agent_r1_proto.streams import Broker

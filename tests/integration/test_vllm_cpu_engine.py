@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from agent_r1.rollout.policy import EngineWork, Generation
+from agent_r1.rollout.policy import EngineWork
 from agent_r1.rollout.vllm import engine_process
 from agent_r1.rollout.vllm.settings import VllmSettings, read_model
+from agent_r1.text.sampler import Generation
 from tests.support.live_engine import LiveEngine, shared_engine, start_error
 from tests.support.snapshot_files import all_logprobs, build_model
 
@@ -110,7 +111,7 @@ def test_a_turn_computes_what_is_new_since_the_turn_before(engine: LiveEngine):
 def test_norms_are_those_of_pytorch():
     import torch
 
-    from agent_r1.rollout.vllm.cpu_norms import fused_add_rms_norm, rms_norm
+    from agent_r1.rollout.vllm.cpu.norms import fused_add_rms_norm, rms_norm
 
     torch.manual_seed(0)
     for rows, width in ((1, 128), (77, 896)):

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_r1.rollout.agent_loop import AgentLoop
-from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.envs import ToolEnv
-from agent_r1.rollout.policy import Generation
 from agent_r1.rollout.tool_calls.client import ToolClient
+from agent_r1.text.chat_format import ChatFormat
+from agent_r1.text.sampler import Generation
 from agent_r1_proto.rewards import ScoreRequest, Value
 from agent_r1_proto.tasks import Decoding, Purpose, RolloutTask, SamplingParameters, Task
 from agent_r1_proto.trajectory import VersionSpan

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn, ToolEnv
+from agent_r1.text.chat_format import ChatFormat
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.rewards import ScoreRequest
 from agent_r1_proto.tasks import Decoding, Task

@@ -10,10 +10,10 @@ import asyncio
 import sys
 from pathlib import Path
 
-from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.rollout.main import RolloutSettings, serve_policy
 from agent_r1.runtime.config import ModelConfig, RedisConfig, RunConfig
+from agent_r1.text.chat_format import ChatFormat
 from tests.support.fakes import FakePolicy, build_tokenizer
 
 

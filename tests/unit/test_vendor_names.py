@@ -79,7 +79,7 @@ USED = {
     "SchedulerStats.num_skipped_waiting_reqs": "rollout/vllm/engine_stats.py",
     "WeightTransferEngine.receive_weights": "rollout/vllm/weight_transfer.py",
     "Qwen2ForCausalLM.load_weights": "rollout/vllm/weight_transfer.py",
-    "rms_norm": "rollout/vllm/cpu_norms.py",
+    "rms_norm": "rollout/vllm/cpu/norms.py",
     "VLLM_PLUGINS": "rollout/vllm/settings.py",
     '"DS_ACCELERATOR"': "learner/engine/ranks/join.py",
     "Qwen3Config.head_dim": "learner/engine/attention.py",

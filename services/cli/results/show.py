@@ -22,8 +22,8 @@ from agent_r1.evaluation.transcript import (
     heading,
     print_transcript,
 )
-from agent_r1.runtime.control_tokens import control_pattern, is_control
 from agent_r1.runtime.unicode import escaped_line
+from agent_r1.text.control_tokens import control_pattern, is_control
 from agent_r1.text.reading import MARKUP
 from agent_r1.text.tool_formats import NO_CALLS, load_tool_format
 

@@ -20,7 +20,6 @@ from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError
 from agent_r1.reward.scorer import Scorer
 from agent_r1.rollout.agent_loop import AgentLoop
-from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.main import (
     RolloutSettings,
     build_chat_format,
@@ -28,13 +27,14 @@ from agent_r1.rollout.main import (
     make_agent_loop,
     make_tool_client,
 )
-from agent_r1.rollout.policy import Generation, PolicyError
 from agent_r1.rollout.tool_calls.client import ToolClient
 from agent_r1.rollout.vllm.settings import read_end_tokens
 from agent_r1.runtime.config import StrictConfig
 from agent_r1.runtime.files.foreign import read_text
 from agent_r1.runtime.files.hub import model_folder
 from agent_r1.runtime.imports import quick_imports
+from agent_r1.text.chat_format import ChatFormat
+from agent_r1.text.sampler import Generation, PolicyError
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.tasks import RolloutKey, RolloutTask, Task
 from agent_r1_proto.tools import ToolSpec

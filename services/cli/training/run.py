@@ -296,7 +296,8 @@ def _serve_rollout(config: Config, announce_dir: Path | None) -> NoReturn:
     _check_listen(config, config.rollout, "rollout")
     with quick_imports():
         from agent_r1.rollout import main as rollout
-    from agent_r1.rollout.policy import EngineDeadError, PolicyOutOfMemoryError, PolicySetupError
+    from agent_r1.rollout.policy import PolicyOutOfMemoryError, PolicySetupError
+    from agent_r1.text.sampler import EngineDeadError
 
     try:
         rollout.serve(rollout_settings(config, announce_dir))

@@ -25,8 +25,8 @@ from agent_r1.learner.reporting.trajectory_log import main_turns
 from agent_r1.learner.sft.data import SftData
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
 from agent_r1.runtime.files.run_folder import TRAJECTORIES_DIR
-from agent_r1.runtime.verdicts import BAD, GOOD, verdict_dialogue
 from agent_r1.text.reading import TurnReader
+from agent_r1.text.verdicts import BAD, GOOD, verdict_dialogue
 from agent_r1_proto.rewards import Reward, ScoreRequest, ScoreTurn
 from agent_r1_proto.tasks import ChatMessage
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from agent_r1.learner.engine.interface import PolicyEngine
 from agent_r1.learner.reward_model.data import JudgedEpisode, VerdictEncoder
-from agent_r1.runtime.verdicts import BAD, GOOD
+from agent_r1.text.verdicts import BAD, GOOD
 from agent_r1_proto.parts import shown_text
 from agent_r1_proto.rewards import ScoreTurn
 

@@ -18,13 +18,10 @@ from agent_r1.rollout.envs.base import EnvStep
 from agent_r1.rollout.envs.tool_env import ToolEnv
 from agent_r1.runtime.user_code import kind_of
 from agent_r1.runtime.user_code import short_repr as _shown
+from agent_r1.text.trajectory_builder import MAX_DATA_DEPTH, nesting
 from agent_r1_proto.parts import StoredImage, TextPart
 
 _JSON: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
-
-
-MAX_DATA_DEPTH = 100
-"""Most lists and dicts within one another: readers of messages take 200 of all that they hold."""
 
 
 class WrongStepError(ValueError):
@@ -54,13 +51,6 @@ def check_step(env: ToolEnv, step: object, num_calls: int) -> EnvStep:
     if not step.done:
         _check_reply(name, env, step, num_calls)
     return step
-
-
-def nesting(data: JsonValue) -> int:
-    """Return how many lists and dicts stand within one another."""
-    if not isinstance(data, list | dict):
-        return 0
-    return 1 + max(map(nesting, data.values() if isinstance(data, dict) else data), default=0)
 
 
 def _check_kinds(name: str, step: EnvStep) -> None:

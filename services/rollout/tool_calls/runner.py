@@ -16,10 +16,10 @@ from pydantic import JsonValue
 from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.envs import CallResult, CallStatus
 from agent_r1.rollout.tool_calls.client import ToolClient, ToolOutageError
-from agent_r1.rollout.trajectory_builder import recorded_data
-from agent_r1.runtime.control_tokens import TRUNCATION_MARKER
 from agent_r1.runtime.tracing import span
+from agent_r1.text.control_tokens import TRUNCATION_MARKER
 from agent_r1.text.reading import ParsedCall, TurnText
+from agent_r1.text.trajectory_builder import recorded_data
 from agent_r1_proto.component_notes import begin_component
 from agent_r1_proto.parts import ImagePart, Part, ResultPart, StoredImage, TextPart
 from agent_r1_proto.tasks import RolloutTask

@@ -1,6 +1,6 @@
 """Samples one token for each row of a CPU engine's batch, with the seeds of the requests.
 
-cpu_worker.py puts it in the place of vLLM's sampler, which draws a number for every entry of the
+cpu/worker.py puts it in the place of vLLM's sampler, which draws a number for every entry of the
 vocabulary and walks over the rows in Python. Here, a row needs one number (draws.py).
 """
 

@@ -162,7 +162,7 @@ def _cpu_args(settings: VllmSettings, facts: ModelFacts) -> dict[str, Any]:
     """Return the arguments that only a CPU engine has."""
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-    from agent_r1.rollout.vllm.cpu_norms import NORMS
+    from agent_r1.rollout.vllm.cpu.norms import NORMS
 
     batched_tokens = max(settings.max_batched_tokens or CPU_BATCHED_TOKENS, settings.max_context)
     arguments: dict[str, Any] = {

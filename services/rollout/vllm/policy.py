@@ -17,15 +17,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from agent_r1.rollout.policy import (
-    EngineDeadError,
-    EngineWork,
-    Generation,
-    LoadTiming,
-    Policy,
-    PolicyError,
-    PolicySetupError,
-)
+from agent_r1.rollout.policy import EngineWork, LoadTiming, Policy, PolicySetupError
 from agent_r1.rollout.vllm.adapter import AdapterWeights
 from agent_r1.rollout.vllm.answers import (
     check_prompt,
@@ -47,6 +39,7 @@ from agent_r1.rollout.vllm.settings import (
     prepare_environment,
     read_model,
 )
+from agent_r1.text.sampler import EngineDeadError, Generation, PolicyError
 from agent_r1.weights.manifest import WeightsRefusedError
 from agent_r1.weights.snapshot import verify_snapshot
 from agent_r1_proto.trajectory import VersionSpan

@@ -26,7 +26,7 @@ from vllm.model_executor.model_loader.reload import (
 )
 from vllm.platforms import current_platform
 
-from agent_r1.rollout.vllm.cpu_norms import register_norms
+from agent_r1.rollout.vllm.cpu.norms import register_norms
 from agent_r1.rollout.vllm.engine_process import die_with_server
 
 if TYPE_CHECKING:

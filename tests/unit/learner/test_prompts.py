@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from agent_r1.learner.config import DataConfig
 from agent_r1.learner.prompt_lengths import PromptFormat, PromptLengths, fitting_reader
 from agent_r1.learner.prompts import PromptOrder, epoch_order
-from agent_r1.rollout.chat_format import ChatFormat, OutsideMessage, asked_dialogue, reply_roles
-from agent_r1.rollout.chat_template import load_tokenizer
 from agent_r1.runtime.files.tasks import TaskFileError, read_task_file
+from agent_r1.text.chat_format import ChatFormat, OutsideMessage, asked_dialogue, reply_roles
+from agent_r1.text.chat_template import load_tokenizer
 from agent_r1.text.tool_formats import NO_CALLS, load_tool_format
 from agent_r1_proto.tasks import Task
 

@@ -8,10 +8,10 @@ import logging
 import numpy as np
 import pytest
 
-from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.outside_text import TRUNCATION_MARKER
-from agent_r1.rollout.policy import EngineDeadError
-from agent_r1.rollout.trajectory_builder import derive_seed
+from agent_r1.text.chat_format import ChatFormat
+from agent_r1.text.control_tokens import TRUNCATION_MARKER
+from agent_r1.text.sampler import EngineDeadError
+from agent_r1.text.trajectory_builder import derive_seed
 from agent_r1_proto.messages import decode_entry, encode_entry
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tasks import ChatMessage, SamplingParameters, Task

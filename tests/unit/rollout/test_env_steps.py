@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn, ToolEnv
+from agent_r1.text.chat_format import ChatFormat
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tasks import Task
 from agent_r1_proto.tools import ToolCall, ToolResult

@@ -11,9 +11,9 @@ import pytest
 
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
-from agent_r1.rollout.chat_format import ChatFormat, reply_roles
 from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn, ToolEnv
 from agent_r1.rollout.envs.text_env import TextEnv
+from agent_r1.text.chat_format import ChatFormat, reply_roles
 from agent_r1_proto.messages import decode_entry, encode_entry
 from agent_r1_proto.parts import ImagePart, StoredImage, TextPart, shown_text
 from agent_r1_proto.rewards import score_turns

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.text.chat_format import ChatFormat
 from agent_r1_proto.messages import decode_entry, encode_entry
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tools import ToolResult

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from agent_r1.rollout.chat_format import ChatFormat, reply_roles
 from agent_r1.rollout.envs.text_env import TextEnv
+from agent_r1.text.chat_format import ChatFormat, reply_roles
 from agent_r1.text.reading import parse_turn
 from agent_r1.text.tool_formats import ToolFormat
 from agent_r1.text.tool_formats.code_block import CodeBlockFormat

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.outside_text import TRUNCATION_MARKER
+from agent_r1.text.chat_format import ChatFormat
+from agent_r1.text.control_tokens import TRUNCATION_MARKER
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tasks import SamplingParameters
 from agent_r1_proto.tool_pool import ToolInstance, ToolState

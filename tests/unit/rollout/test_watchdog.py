@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from agent_r1.rollout.policy import EngineDeadError
 from agent_r1.rollout.watchdog import Silence, watch
+from agent_r1.text.sampler import EngineDeadError
 from tests.support.fakes import FakePolicy
 
 LIMIT_S = 0.3

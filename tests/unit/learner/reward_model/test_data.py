@@ -18,7 +18,7 @@ from agent_r1.learner.reward_model.data import (
     training_data,
 )
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
-from agent_r1.runtime.verdicts import GOOD, QUESTION, count_in_dialogue, verdict_dialogue
+from agent_r1.text.verdicts import GOOD, QUESTION, count_in_dialogue, verdict_dialogue
 from agent_r1_proto.tasks import ChatMessage
 from tests.support.builders import read_turn
 

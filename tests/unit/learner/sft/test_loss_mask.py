@@ -133,8 +133,8 @@ def test_a_template_without_the_models_end_token_is_refused(tmp_path: Path):
 
 
 def test_tokens_are_those_of_a_rollout(encoder: DialogueEncoder, model_path: str):
-    from agent_r1.rollout.chat_format import ChatFormat, OutsideMessage
-    from agent_r1.rollout.chat_template import load_tokenizer
+    from agent_r1.text.chat_format import ChatFormat, OutsideMessage
+    from agent_r1.text.chat_template import load_tokenizer
 
     tokenizer = load_tokenizer(model_path)
     chat = ChatFormat(tokenizer, end_of_turn_ids=[2])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.text.chat_format import ChatFormat
 from tests.support.lookahead import greedy, looking_ahead, make_residents, oracle, play, sampled
 
 RESIDENTS = make_residents(seed=1, count=20)

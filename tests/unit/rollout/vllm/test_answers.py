@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from agent_r1.rollout.policy import PolicyError
 from agent_r1.rollout.vllm.answers import to_prompt_logprobs
+from agent_r1.text.sampler import PolicyError
 
 T = 100
 """Tokens of the prompt."""

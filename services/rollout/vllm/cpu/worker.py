@@ -9,7 +9,7 @@ from __future__ import annotations
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from agent_r1.rollout.vllm.batch_sampler import BatchSampler
-from agent_r1.rollout.vllm.cpu_adapter import serve_one_adapter
+from agent_r1.rollout.vllm.cpu.adapter import serve_one_adapter
 
 
 class FastCPUWorker(CPUWorker):

@@ -1,6 +1,6 @@
 """What an adapter adds on a CPU engine: two products for all tokens of a step.
 
-cpu_worker.py puts it in the place of vLLM's own, which serves many adapters at a time and copies
+worker.py puts it in the place of vLLM's own, which serves many adapters at a time and copies
 the matrices of the right one for every token.
 """
 

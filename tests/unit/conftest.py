@@ -1,4 +1,4 @@
-"""A chat format over a small real tokenizer, shared by the rollout tests."""
+"""A chat format over a small real tokenizer, shared by the tests of text and rollout."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.text.chat_format import ChatFormat
 from tests.support.fakes import build_tokenizer
 
 

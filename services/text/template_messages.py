@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from agent_r1.runtime.control_tokens import map_texts
+from agent_r1.text.control_tokens import map_texts
 from agent_r1_proto.tasks import ChatMessage
 
 Shown = dict[str, Any]

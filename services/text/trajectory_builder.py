@@ -1,7 +1,7 @@
 """A trajectory while it grows, and the seeds of its turns.
 
-agent_loop.py appends the prompt, turns.py sampled and reply tokens; `finish` makes the `Trajectory`
-message.
+tokens.py appends sampled turns and replies, rollout the prompt, calls and what an environment gave;
+`finish` makes the `Trajectory` message.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ import copy
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from pydantic import JsonValue
 
-from agent_r1.rollout.chat_format import PromptMessage, Rendered
-from agent_r1.rollout.envs.base import EnvStep
-from agent_r1.rollout.envs.checks import MAX_DATA_DEPTH, nesting
-from agent_r1.rollout.policy import Generation
 from agent_r1.runtime.unicode import repair_json, repair_text
+from agent_r1.text.chat_format import PromptMessage, Rendered
 from agent_r1.text.reading import TurnText, fields_of
+from agent_r1.text.sampler import Generation
 from agent_r1_proto.parts import StoredImage, shown_text
 from agent_r1_proto.tasks import RolloutKey, RolloutTask
 from agent_r1_proto.tools import ToolSpec
@@ -27,6 +26,8 @@ from agent_r1_proto.trajectory import Reply, Status, ToolCallRecord, Trajectory,
 
 MAX_DATA_CHARS = 16 * 1024
 """Longest `ToolResult.data` or `EnvStep.data` that is recorded, in characters of its JSON."""
+MAX_DATA_DEPTH = 100
+"""Most lists and dicts within one another: readers of messages take 200 of all that they hold."""
 
 
 def derive_seed(run_seed: int, key: RolloutKey, turn: int) -> int:
@@ -141,20 +142,27 @@ class TrajectoryBuilder:
         """Attach the calls of the last turn."""
         self.turns[-1] = self.turns[-1].model_copy(update={"calls": calls})
 
-    def add_step(self, step: EnvStep) -> None:
-        """Keep what the environment gave the last turn and its calls, and where they led."""
+    def add_step(
+        self,
+        *,
+        turn_reward: float | None,
+        process_rewards: Sequence[float | None],
+        data: JsonValue,
+        state_key: str,
+    ) -> None:
+        """Keep what an environment gave the last turn and its calls, and where they led."""
         turn = self.turns[-1]
         changes: dict[str, object] = {
-            "process_reward": _float(step.turn_reward),
-            "data": repair_json(recorded_data(step.data)),
+            "process_reward": _float(turn_reward),
+            "data": repair_json(recorded_data(data)),
         }
-        if step.process_rewards:
+        if process_rewards:
             changes["calls"] = [
                 call.model_copy(update={"process_reward": _float(reward)})
-                for call, reward in zip(turn.calls, step.process_rewards, strict=True)
+                for call, reward in zip(turn.calls, process_rewards, strict=True)
             ]
         self.turns[-1] = turn.model_copy(update=changes)
-        self._state_key = repair_text(step.state_key)
+        self._state_key = repair_text(state_key)
 
     def add_replies(self, replies: list[Reply]) -> None:
         """Keep what the model reads after the last turn, unless that is what its calls say."""
@@ -200,6 +208,13 @@ def recorded_data(data: JsonValue) -> JsonValue:
     """Return data of a tool or an environment, or None where it is too much for a trajectory."""
     fits = nesting(data) <= MAX_DATA_DEPTH and len(json.dumps(data)) <= MAX_DATA_CHARS
     return data if fits else None
+
+
+def nesting(data: JsonValue) -> int:
+    """Return how many lists and dicts stand within one another."""
+    if not isinstance(data, list | dict):
+        return 0
+    return 1 + max(map(nesting, data.values() if isinstance(data, dict) else data), default=0)
 
 
 def _float(reward: float | None) -> float | None:

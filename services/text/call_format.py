@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_r1.rollout.chat_template import ChatTemplateError, render
+from agent_r1.text.chat_template import ChatTemplateError, render
 from agent_r1.text.reading import parse_turn
 from agent_r1.text.tool_formats import BUILTIN_FORMATS, ToolFormat
 from agent_r1_proto.tools import ToolSpec

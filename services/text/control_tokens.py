@@ -1,11 +1,19 @@
-"""How rollout, the warm start and the measuring of prompts spell out control tokens of texts."""
+"""Control tokens in texts from outside (a task's, a tool's): spelled out, and counted.
+
+chat_format.py --texts--> `ControlTokens` --pieces, tokens-->; `SpelledOut` counts them for the
+metrics of rollout. The warm start and the measuring of prompts spell them out alike.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, cast
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal, cast
+
+logger = logging.getLogger(__name__)
 
 MARKUP = re.compile(r"\s*[<\[].*[>\]]\s*\Z", re.DOTALL)
 """What looks like a control token."""
@@ -172,3 +180,26 @@ class ControlTokens:
 
     def _encode(self, text: str) -> list[int]:
         return self._backend.encode(text, add_special_tokens=False).ids
+
+
+Origin = Literal["prompt", "tools", "reply"]
+"""Where text from outside stands: in a task, in what tools say of themselves, behind a turn."""
+ORIGINS: tuple[Origin, ...] = ("prompt", "tools", "reply")
+
+
+class SpelledOut:
+    """Counts the control tokens that were spelled out, and logs the first of every origin."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[Origin] = Counter(dict.fromkeys(ORIGINS, 0))
+
+    def note(self, origin: Origin, tokens: Sequence[str]) -> None:
+        """Count what a text held."""
+        if tokens and not self.counts[origin]:
+            logger.warning(
+                "control tokens in text from outside are spelled out origin=%s tokens=%s (further "
+                "ones are only counted)",
+                origin,
+                ", ".join(map(repr, sorted(set(tokens)))),
+            )
+        self.counts[origin] += len(tokens)

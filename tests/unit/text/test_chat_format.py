@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.rollout.chat_format import ChatFormat, OutsideMessage, OwnMessage, Rendered
-from agent_r1.rollout.chat_template import ChatTemplateError, load_tokenizer
-from agent_r1.rollout.outside_text import TRUNCATION_MARKER
+from agent_r1.text.chat_format import ChatFormat, OutsideMessage, OwnMessage, Rendered
+from agent_r1.text.chat_template import ChatTemplateError, load_tokenizer
+from agent_r1.text.control_tokens import TRUNCATION_MARKER
 from agent_r1.text.reading import ParsedCall, parse_turn
 from agent_r1_proto.tasks import ChatMessage, Role
 from agent_r1_proto.tools import ToolSpec

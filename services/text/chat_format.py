@@ -15,8 +15,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from agent_r1.rollout.chat_template import ChatTemplateError, render
-from agent_r1.rollout.earlier_turns import (
+from agent_r1.text.chat_template import ChatTemplateError, render
+from agent_r1.text.control_tokens import (
+    ControlTokens,
+    Origin,
+    SpelledOut,
+    as_json,
+    map_texts,
+    unused_word,
+)
+from agent_r1.text.earlier_turns import (
     ANY_FUNCTION,
     ANY_TOOL,
     QUESTION,
@@ -30,10 +38,8 @@ from agent_r1.rollout.earlier_turns import (
     outside_message,
     short_dialogue,
 )
-from agent_r1.rollout.outside_text import Origin, SpelledOut
-from agent_r1.runtime.control_tokens import ControlTokens, as_json, map_texts, unused_word
-from agent_r1.runtime.template_messages import HiddenCallError, render_calls, template_message
 from agent_r1.text.reading import MARKUP, THINK_CLOSE, THINK_OPEN, TurnReader
+from agent_r1.text.template_messages import HiddenCallError, render_calls, template_message
 from agent_r1.text.tool_formats import HERMES, ParsedCall, ToolFormat
 from agent_r1_proto.parts import StoredImage, with_images
 from agent_r1_proto.tasks import ChatMessage, Role, Task

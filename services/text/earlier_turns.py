@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from agent_r1.rollout.chat_template import ChatTemplateError
+from agent_r1.text.chat_template import ChatTemplateError
 from agent_r1_proto.tasks import Role
 from agent_r1_proto.tools import ToolSpec
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.rollout.chat_template import ChatTemplateError, load_tokenizer
+from agent_r1.text.chat_template import ChatTemplateError, load_tokenizer
 
 
 def test_folder_without_a_tokenizer_is_named(tmp_path: Path):
