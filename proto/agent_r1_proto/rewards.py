@@ -15,6 +15,16 @@ from agent_r1_proto.parts import Content, TextPart
 from agent_r1_proto.tasks import ChatMessage
 from agent_r1_proto.trajectory import Reply, Status, Trajectory, Turn
 
+PAPER_MEASURES = ("exact_match", "format")
+"""Components that `reward.rule = "paper"` is made of, and measures always."""
+
+
+def measured_components(rule: str, components: Mapping[str, float]) -> dict[str, float]:
+    """Return the weights of all components that are measured; the paper's rule has none."""
+    if rule == "paper":
+        return dict.fromkeys((*PAPER_MEASURES, *components), 0.0)
+    return dict(components)
+
 
 def _is_empty(values: Sequence[object] | Mapping[str, object]) -> bool:
     return not values

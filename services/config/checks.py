@@ -27,6 +27,8 @@ from agent_r1.config.packages import LEARNER, PEFT, WHOLE_RUN, missing_packages_
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError, at_hand, quoted
 from agent_r1.learner.redis_memory import redis_memory_problem
+from agent_r1.reward.components import COMPARES_ANSWER
+from agent_r1.reward.scoring import accepted_answers
 from agent_r1.runtime.extras import MissingPackageError
 from agent_r1.runtime.files.data_source import DataSource
 from agent_r1.runtime.files.foreign import foreign_format
@@ -169,6 +171,7 @@ def use_plugins(config: Config) -> None:
 def _task_problems(config: Config, source: DataSource, kinds: Kinds) -> Iterator[str]:
     enabled = config.env.enable_tools
     offered = set(config.tools if enabled is None else enabled)
+    comparing = [name for name in config.reward.measured() if name in COMPARES_ANSWER]
     for where, task in numbered_tasks(source):
         refuse_images(where, task)
         if len(kinds) < MOST_KINDS:
@@ -181,6 +184,17 @@ def _task_problems(config: Config, source: DataSource, kinds: Kinds) -> Iterator
                 f"{sorted(offered)}: add [tools.{unknown[0]}] or correct the task"
             )
             return
+        if comparing and (problem := _answers_problem(task)):
+            yield f"{where}: {comparing[0]} cannot score task {task.id!r}: {problem}"
+            return
+
+
+def _answers_problem(task: Task) -> str | None:
+    try:
+        accepted_answers(task.payload)
+    except ValueError as exc:
+        return str(exc)
+    return None
 
 
 def _file_problems(config: Config, purpose: Purpose, kinds: Kinds) -> Iterator[str]:

@@ -35,7 +35,7 @@ from agent_r1.learner.config import (
 from agent_r1.learner.objective import PRESETS
 from agent_r1.learner.prompt_lengths import PromptFormat, fitting_reader
 from agent_r1.learner.prompts import PromptOrder
-from agent_r1.reward.config import RewardConfig, measuring_key
+from agent_r1.reward.config import RewardConfig, measuring_advice
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.runtime.config import ModelConfig, RedisConfig, RunConfig, StrictConfig
 from agent_r1.runtime.files.foreign import read_text
@@ -126,10 +126,10 @@ class Config(StrictConfig):
                 )
         score, measured = self.evaluation.score, ["reward", *self.reward.measured()]
         if score not in measured:
-            key = measuring_key(score, self.reward.components)
+            advice = measuring_advice(score, self.reward.components)
             raise ValueError(
                 f"evaluation.score ({score!r}) is none of {measured}, which alone are measured; "
-                f"name one of them, or add {key} beside them"
+                f"name one of them, or {advice}"
             )
         if self.env.max_tokens_per_turn >= self.model.max_context:
             raise ValueError(

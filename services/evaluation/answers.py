@@ -21,7 +21,7 @@ from agent_r1.runtime.evaluation_client import ATTEMPT, EvalResult
 from agent_r1.runtime.files.writing import write_atomically
 from agent_r1_proto.messages import Message
 from agent_r1_proto.parts import shown_text
-from agent_r1_proto.rewards import ScoreTurn, score_turns
+from agent_r1_proto.rewards import ScoreTurn, measured_components, score_turns
 from agent_r1_proto.tasks import ChatMessage, Task
 from agent_r1_proto.trajectory import ANSWERED, Probe, Status, Trajectory
 
@@ -29,6 +29,7 @@ Key = tuple[str, str, int]
 """Set and id of a question, and the number of the attempt at it."""
 Facts = Mapping[str, JsonValue]
 """What was asked of whom, by dotted name: `method`, `policy`, `sets.hotpotqa`, `env.max_turns`."""
+COMPONENTS = "reward.components"
 
 MAX_SHOWN_CHARS = 80
 
@@ -323,13 +324,16 @@ def summary_file(out: Path) -> Path:
     return out.with_suffix(".summary.json")
 
 
-def named_components(out: Path) -> dict[str, float]:
-    """Return the weights of the reward components that a result file was made with; {}: unknown."""
+def components_of(out: Path) -> dict[str, float]:
+    """Return the weights of the components that were measured for a result file; {}: unknown."""
     try:
-        facts = json.loads(meta_file(out).read_text(encoding="utf-8"))
-        return dict(facts["reward.components"])
+        return _measured(json.loads(meta_file(out).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):
         return {}
+
+
+def _measured(facts: Mapping[str, Any]) -> dict[str, float]:
+    return measured_components(facts.get("reward.rule", "weighted"), facts[COMPONENTS])
 
 
 def differences(there: Facts, here: Facts) -> list[str]:
@@ -398,6 +402,8 @@ class ResultFile:
             raise ValueError(f"{path} is not JSON ({exc}); {remedy}") from exc
         if not isinstance(there, dict):
             raise ValueError(f"{path} is not a JSON object; {remedy}")
+        if COMPONENTS in facts and components_of(self.out) == _measured(facts):
+            there[COMPONENTS] = facts[COMPONENTS]  # written otherwise, such as {} for the default
         found = differences(there, facts)
         if found:
             raise ValueError(

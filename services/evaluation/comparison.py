@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from agent_r1.evaluation.answers import Answer, named_components, read_answers
+from agent_r1.evaluation.answers import Answer, components_of, read_answers
 from agent_r1.evaluation.statistics import (
     LEVEL,
     RESAMPLES,
@@ -21,7 +21,7 @@ from agent_r1.evaluation.statistics import (
 )
 
 MEASURES = ("em", "f1", "substring_match", "reward", "num_calls")
-"""Shown of every file; besides, the components its configuration names and the calls of tools."""
+"""Shown of every file; besides, the components that were measured, and calls of tools."""
 BY_ANOTHER_NAME = ("exact_match", "f1", "substring_match")
 """Components that `MEASURES` has."""
 CALLS = "calls/"
@@ -95,7 +95,7 @@ class Comparison:
     """Questions that only the first file has."""
     only_b: int
     components: Sequence[str]
-    """Reward components that the configuration of either file names."""
+    """Reward components that the configuration of either file measures."""
     failed: int
     """Common questions that failed in a file, and count nowhere else."""
     overall: GroupComparison
@@ -166,7 +166,7 @@ def compare_files(a: Path, b: Path) -> Comparison:
         only_a=len(first) - len(common),
         only_b=len(second) - len(common),
         failed=len(pairs) - len(scored),
-        components=sorted({*named_components(a), *named_components(b)}),
+        components=sorted({*components_of(a), *components_of(b)}),
         overall=compare_pairs(pairs),
         sets={name: compare_pairs(members) for name, members in by_set.items()},
         flips=list(_flips(scored)),

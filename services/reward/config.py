@@ -18,6 +18,7 @@ from agent_r1.reward.components import ASKING, BUILT_IN, COMPARES_ANSWER, TIMED
 from agent_r1.runtime.config import ListenConfig, StrictConfig
 from agent_r1.runtime.user_code import CODE_PATTERN
 from agent_r1.text.verdicts import QUESTION
+from agent_r1_proto.rewards import measured_components
 
 
 class ModelServerConfig(StrictConfig):
@@ -115,16 +116,19 @@ class CriticConfig(ModelServerConfig):
 
 
 DEFAULT_COMPONENTS = {"exact_match": 1.0}
-PAPER_MEASURES = ("exact_match", "format")
-"""Components that `rule = "paper"` is made of, and measures always."""
 
 
-def measuring_key(component: str, components: Mapping[str, float]) -> str:
-    """Return the key that lets a component be measured without counting it, beside others."""
-    name = component if component.isidentifier() else json.dumps(component)
-    if components == DEFAULT_COMPONENTS:  # which a table of one key would replace
-        return f"reward.components = {{ exact_match = 1.0, {name} = 0.0 }}"
-    return f"reward.components.{name} = 0.0"
+def measuring_advice(component: str, components: Mapping[str, float]) -> str:
+    """Return how to let a component be measured without counting it, beside others."""
+    # All of them on one line: a table that is given replaces the default.
+    table = ", ".join(
+        f"{name if name.isidentifier() else json.dumps(name, ensure_ascii=False)} = {weight}"
+        for name, weight in {**components, component: 0.0}.items()
+    )
+    return (
+        f"set reward.components = {{ {table} }} (with --set, or in a file above its first table; "
+        "below [reward] its name is components)"
+    )
 
 
 class RewardConfig(ListenConfig):
@@ -162,8 +166,7 @@ class RewardConfig(ListenConfig):
 
     def measured(self) -> dict[str, float]:
         """Return the weights of all components that are measured: the named and the rule's own."""
-        needed = PAPER_MEASURES if self.rule == "paper" else ()
-        return dict.fromkeys(needed, 0.0) | self.components
+        return measured_components(self.rule, self.components)
 
     def branch_scorers(self) -> list[str]:
         """Return the named components that can score a branch: they need not know the answer."""

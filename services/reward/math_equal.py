@@ -36,10 +36,6 @@ MAX_WORKERS = min(4, os.cpu_count() or 1)
 
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])(?!\s*\{)")
-_CHOICE = re.compile(r"\s+\(?(?!a\b)([^\W\d_])(?![\w'])")
-_COMMAND = re.compile(
-    r"\s*(?!\\[dt]?frac)(\\[a-zA-Z]+(?:\[\w{0,9}\])?(?:\s?\{[^{}]*\}|\s?[\da-zA-Z](?!\w))*)"
-)
 _BRACE = re.compile(r"(?<!\\)[{}]")
 _HASHES = re.compile(r"####\s*(\S[^\n]*)")
 
@@ -78,20 +74,16 @@ def _last_boxed(text: str) -> str | None:
             last = max(last or (0, 0), (start, brace.start()))
     if last is None:
         return _last_bare_box(text)
-    start, end = last
-    return math_forms.boxed_with_sign(
-        text[: boxes[start]], text[start:end].strip(), text[end + 1 :]
-    )
+    (start, end), before = last, text[: boxes[last[0]]]
+    return math_forms.boxed_with_sign(before, text[start:end].strip(), text[end + 1 :])
 
 
 def _last_bare_box(text: str) -> str | None:
-    """Return the number, letter or command behind the last `\\boxed` without braces."""
+    """Return the expression behind the last `\\boxed` without braces."""
     boxes = list(_BARE_BOX.finditer(text))
     if not boxes:
         return None
-    inside = text[boxes[-1].end() :][:MAX_ANSWER_CHARS]
-    found = _CHOICE.match(inside) or _COMMAND.match(inside)
-    content = found[1].strip() if found else math_forms.leading_number(inside)
+    content = math_forms.leading_expression(text[boxes[-1].end() :][:MAX_ANSWER_CHARS])
     return content and math_forms.boxed_with_sign(text[: boxes[-1].start()], content, "")
 
 

@@ -22,39 +22,48 @@ _CHARACTERS = {
     0x066A: "%",
     0x066B: ".",
     0x066C: ",",
+    0x2103: "\u00b0C",
+    0x2109: "\u00b0F",
 }
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060-\u2064\ufe0e\ufe0f\ufeff]")
 _ENTITY = re.compile(r"&(?:#\d{1,6}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z]{2,32});")
-_STYLES = r"display|text|script|scriptscript"
-_SPACING = rf"\\[ ,;:!>]|~|\\(?:(?:{_STYLES})style|q?quad|thinspace|enspace)(?![a-zA-Z])"
+_SPACING = re.compile(r"(?<!\\)\\(?:[ ,;:>]|(?:q?quad|thinspace|enspace)(?![a-zA-Z]))|~")
+_LOOKS = re.compile(
+    r"\\(?:(?:text)?color(?:box)?(?:\[\w*\])?\{[^{}]*\}|(?:(?:display|text|(?:script)+)style|bf|rm|it"
+    r"|sf|tt|bfseries|tiny|small|normalsize|[lL]arge|LARGE|[hH]uge|boldsymbol|bm|pmb|u(?:nder)?line"
+    r"|emph|ensuremath|[bB]igg?[lmr]?|(?:math|text)(?:bf|it|sf|tt|sl|up|normal)|hbox)(?![a-zA-Z])\s*"
+    r"(?:\{((?:[^{}]|\{[^{}]*\}){0,200})\})?)"
+)
+"""Commands of LaTeX that change the looks of what follows, and nothing else."""
 _BRACED_SIGN = re.compile(r"(?:\\[a-zA-Z]+\s?)?\{\s?-\s?\}|\\(?:text)?minus(?![a-zA-Z])")
-_SPACED_SIGN = re.compile(rf"(?<=[-{_DASHES}])\s*(?:(?:{_SPACING})\s*)+(?=[^\s])")
-"""Blanks of LaTeX behind a dash: -\\,3."""
 _OTHER_DIGIT = re.compile(r"(?![0-9])\d")
 _FRACTION = re.compile(r"[\u00bc-\u00be\u2150-\u215e]")
-_SUPERSCRIPT = re.compile(  # of a number, a bracket or a variable; in cm² it belongs to the unit
-    r"(?<=[\d)\]}]|(?<![^\W\d_])[a-zA-Z])([\u207a\u207b]?)([\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+)"
-)
+_BASE = r"(?<=[\d)\]}]|(?<![^\W\d_])[a-zA-Z])"
+"""Behind what a power stands: a number, a bracket or a variable; in cm² it belongs to the unit."""
+_SUPERSCRIPT = re.compile(_BASE + r"[\u207a\u207b]?[\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+")
+_STARS = re.compile(_BASE + r"[ ]?\*\*[ ]?(-?(?:\d+(?:\.\d+)?|[a-zA-Z]\b|\([^()]{1,99}\)))")
 _MINUS = re.compile(rf"(?<!\d)[{_DASHES}]|[{_DASHES}](?!\d)")
-_TAG = re.compile(
-    r"</?(?:b|i|u|s|em|strong|code|mark|span|font|big|small)(?:\s[^<>]{0,99})?>", re.IGNORECASE
-)
-_EMPHASIZED_SIGN = re.compile(
-    r"(\*{1,3}|_{1,3}|`{1,3}|~~)([-+\u2212\u2010-\u2015\u02d7\u2796\ufe58\ufe63\uff0d])\1(?=\s*\S)"
-)
+_TAG = re.compile(r"</?(?:[bisu]|em|strong|code|mark|span|font|big|small)(?:\s[^<>]{0,99})?>", re.I)
+_MINUSES = r"\u2212\u2010-\u2015\u02d7\u2796\ufe58\ufe63\uff0d-"
+_MARK = r"(\*{1,3}|_{1,3}|`{1,3}|~~)"
+_EMPHASIZED_SIGN = re.compile(rf"{_MARK}([+{_MINUSES}])\1(?=\s*\S)")
 _EMPHASIS = re.compile(
-    r"""(?<![^\s(\[{$:=,"'>\u2212\u2010-\u2015\u02d7\u2796\ufe58\ufe63\uff0d-])(\*{1,3}|_{1,3}|`{1,3}|~~)(?=\S)([^\n]{0,200}?\S)\1(?![\w(\\{*_`])"""
+    rf"""(?<![^\s(\[{{$:=,"'>{_MINUSES}]){_MARK}(?=\S)([^\n]{{0,200}}?\S)\1(?![\w(\\{{*_`])"""
 )
 
 _CURRENCY = r"\\?[$€£¥₹￥￡]"
 _FOREIGN_CURRENCY = re.compile(r"[€£¥₹￥￡](?=\s*[-+]?[\d.])|(?<=\d)\s*[€£¥₹￥￡]")
+_DEGREES = re.compile(
+    r"(?:[\u00b0\u00ba]|\^\s?\{?\s?\\(?:circ|degree)\s?\}?|\\degree)\s*(?:(?:\\(?:text|mathrm))?\{?\s?[CF]\b\}?)?"
+)
+_LETTER = re.compile(r"\A\s*\(?([a-zA-Z])[).:]+\s*\Z")
+"""A choice: A), (A) or A."""
 _UNDERSCORES = re.compile(r"(?<!\w)\d{1,3}(?:_\d{3})+(?!\w)")
-_TIE = re.compile(r"(?<=\d)~+(?=[\d\\])")
-_MIXED = re.compile(r"(?<![\w.,/^])(\d+)(?:\s|\\[ ,;:])+(\d+)\s*/\s*(\d+)(?!\w|[.,]\d|\s*[/^!])")
+_MIXED = re.compile(r"(?<![\w.,/^])(\d+)\s+(\d+)\s*/\s*(\d+)(?!\w|[.,]\d|\s*[/^!])")
 _SCIENTIFIC = re.compile(r"(?<![\w.])(\d+(?:\.\d*)?|\.\d+)[eE]([-+]?\d{1,3})(?!\w|\.\d)")
 _TIMES = re.compile(r"(?<=\d)\s*[xX\u00d7\u00b7\u22c5]\s*(?=10\s*\^)")
-_ROOT = re.compile(r"([√∛∜])[ \t]*(?:\(([^()]{0,99})\)|\{([^{}]{0,99})\}|(\d+(?:\.\d+)?|\w))")
-_DEGREES = {"√": "", "∛": "[3]", "∜": "[4]"}
+_ROOT = re.compile(r"([√∛∜])[ \t]*(?:[({]([^(){}]{1,99})[)}]|(\d+(?:\.\d+)?|\w))")
+_ROOTS = {"√": "", "∛": "[3]", "∜": "[4]"}
 
 
 def plain_characters(text: str) -> str:
@@ -62,14 +71,14 @@ def plain_characters(text: str) -> str:
     text = _INVISIBLE.sub("", _ENTITY.sub(lambda entity: html.unescape(entity[0]), text))
     text = _OTHER_DIGIT.sub(lambda digit: str(unicodedata.decimal(digit[0])), text)
     text = _FRACTION.sub(lambda sign: " " + unicodedata.normalize("NFKC", sign[0]), text)
-    text = _SUPERSCRIPT.sub(_power, text)
-    text = _MINUS.sub("-", text.translate(_CHARACTERS))
-    return _SPACED_SIGN.sub(" ", _BRACED_SIGN.sub("-", text))
+    text = _LOOKS.sub(r"\1", _LOOKS.sub(r"\1", text))  # one may stand in another
+    text = _STARS.sub(r"^{\1}", _SUPERSCRIPT.sub(_power, text))
+    text = _SPACING.sub(" ", _MINUS.sub("-", text.translate(_CHARACTERS)).replace(r"\!", ""))
+    return _BRACED_SIGN.sub("-", text)
 
 
 def _power(sign: re.Match[str]) -> str:
-    minus = "-" if sign[1] == "\u207b" else ""
-    return f"^{{{minus}{unicodedata.normalize('NFKC', sign[2])}}}"
+    return f"^{{{unicodedata.normalize('NFKC', sign[0])}}}"
 
 
 def without_emphasis(text: str) -> str:
@@ -80,15 +89,12 @@ def without_emphasis(text: str) -> str:
 
 def as_latex(answer: str) -> str:
     """Return an answer in the forms of numbers that math-verify reads."""
-    text = _FOREIGN_CURRENCY.sub("", _without_brackets(plain_characters(answer)))
-    text = _UNDERSCORES.sub(lambda number: number[0].replace("_", ""), _TIE.sub(" ", text))
-    text = _MIXED.sub(r"\1\\frac{\2}{\3}", text)
+    text = _FOREIGN_CURRENCY.sub("", _without_brackets(plain_characters(answer).strip(" =,;:")))
+    text = _LETTER.sub(r"\1", _DEGREES.sub(r"^\\circ ", text))
+    text = _MIXED.sub(r"\1\\frac{\2}{\3}", _UNDERSCORES.sub(lambda n: n[0].replace("_", ""), text))
     text = _SCIENTIFIC.sub(lambda n: rf"{n[1]}\times 10^{{{int(n[2])}}}", text)
-    return _ROOT.sub(_root, _TIMES.sub(r"\\times ", text))
-
-
-def _root(root: re.Match[str]) -> str:
-    return rf"\sqrt{_DEGREES[root[1]]}{{{root[2] or root[3] or root[4] or ''}}}"
+    text = _ROOT.sub(lambda root: rf"\sqrt{_ROOTS[root[1]]}{{{root[2] or root[3]}}}", text)
+    return _TIMES.sub(r"\\times ", text)
 
 
 # --- The number that a text ends with -------------------------------------------------------------
@@ -110,9 +116,24 @@ _NUMBER = rf"""(?:{_CURRENCY}\s?)?(?:
 )(?!{_JOINED})(?:\s?\\?%)?(?=(?:{_UNIT})?(?![\w\u207a\u207b]))"""
 _DASH = rf"[-{_DASHES}]"
 _SIGNED = rf"(?:{_DASH}+[ \t]*|\+[ \t]*)?{_NUMBER}"
+_COMMAND_OF = (  # a command of an expression and what it takes: \\frac{\\pi}{2}, \\sqrt[3]2
+    r"\\(?!(?:end|[fb]?boxe?d?|right|q?quad)(?![a-zA-Z]))[a-zA-Z]++(?:\[\w{0,9}\])?"
+    r"(?:\s?\{(?:[^{}]|\{[^{}]*\}){0,99}\}|\s?[\da-zA-Z](?!\w))*+"
+)
+_ATOM = rf"""(?: (?:{_CURRENCY}\s?)?(?:\d+[ ]+(?=\d+/\d))?{_PLAIN}(?:\s?\\?%)?
+    | \\[dt]?frac{_DIGITS}{_DIGITS} | {_COMMAND_OF} | (?!a\b)[a-zA-Z](?![\w'])
+    | [(\[][^()\[\]\n]{{1,99}}[)\]] | \\\{{[^{{}}\n]{{1,99}}\\\}}
+    )(?:[_^](?:\{{[^{{}}]{{1,99}}\}}|\w))?"""
 _OPERATOR = rf"[ \t]*(?:{_DASH}|[+*\u00d7\u00b7\u22c5÷/]|\\times|\\cdot|\\div)[ \t]*"
 _LEADING = re.compile(rf"\s*({_SIGNED})", re.VERBOSE)
-_OPENING = r"(?:(?:\\left)?(?:\\?[(\[]|(?<!\\)[{|]|\$)|\\(?:text|mathrm|textbf|mathbf)\{)"
+_EXPRESSION = re.compile(
+    rf"""\s*[:=$]?\s*([-+]?)\s*({_ATOM}
+        (?:(?:{_OPERATOR}|[ \t]*=[ \t]*-?|[ \t]*(?=\\[a-zA-Z])|(?=[a-zA-Z(])){_ATOM})*+)
+        (?=(?:{_UNIT})?(?![\w\u207a\u207b]))""",
+    re.VERBOSE,
+)
+_BRACKETED = re.compile(r"\A[(\[]([^(),]*)[)\]]\Z")
+_OPENING = r"(?:(?:\\left)?(?:\\?[(\[]|(?<!\\)[{|]|\$)|\\(?:text|mathrm)\{)"
 _CLOSING = r"(?:(?:\\right)?(?:\\?[)\]]|[}|]|\$))"
 _BRACKETS = rf"(?P<bracket>{_OPENING})\s*(?P<sign>{_DASH}?)[+]?\s*(?P<inner>{_NUMBER})\s*{_CLOSING}"
 _NESTED = re.compile(rf"(?<=[(\[{{|$]){_BRACKETS}(?=[)\]}}|$]|\\[)\]])", re.VERBOSE)
@@ -143,27 +164,25 @@ _BULLET = re.compile(
     re.MULTILINE,
 )
 _MINUS_WORD = re.compile(
-    rf"\b(?:minus|negative)[ \t]+(?={_OPENING}?\s*(?:{_CURRENCY})?\.?\d)", re.IGNORECASE
+    rf"\b(?:minus|negative)[ \t]+(?={_OPENING}?\s*(?:{_CURRENCY})?\.?\d)", re.I
 )
 _PUNCTUATION = re.compile(
     rf"((?<![\\\w])[^\W\d_](?:[^\W\d_]|['\u2019]){{0,40}}[^\W\d_][)\]\"'\u201d\u2019]*)"
-    rf"[^\S\n]+[{_DASHES}][^\S\n]+"
+    rf"(?:[^\S\n]+[{_DASHES}][^\S\n]+|[\u2014\u2015][^\S\n]*)"
 )
 _MAX_LINE = 200
 _GAP = (
-    rf"(?:[\s$€£¥₹(\[{{}}*_`]|{_SPACING}|\\[$(\[{{)\]]"
+    r"(?:[\s$€£¥₹(\[{}*_`]|\\[$(\[{)\]]"
     r"|\\[a-zA-Z]++\*?(?:\[\w{0,20}\])?(?:\s?\{[^{}\\]{0,20}\})?(?:\d+[a-z]{2})?)*+"
 )
 """What may stand between a minus and the box that it belongs to: blanks, brackets and commands."""
-_DASH_BEFORE = re.compile(
-    rf"(?P<dash>-|\b(?:minus|(?<!-)negative))(?P<gap>{_GAP})\Z", re.IGNORECASE
-)
-_SPACED = re.compile(rf"(?:\s|{_SPACING})+\Z")
+_DASH_BEFORE = re.compile(rf"(?P<dash>-|\b(?:minus|(?<!-)negative))(?P<gap>{_GAP})\Z", re.I)
 _COPULAS = (
     "is|are|be|was|equals?|becomes?|means?|gives?|gets?|yields?|produces?|returns?|leaves?|makes?"
     "|to|as|so|then|thus|therefore|hence|or|and|est|ist|es|é|è|是|为"
 )
 """Words behind which a minus between blanks is a sign; behind others it is a dash."""
+_NOUN = rf"(?!(?:{_COPULAS}|the|an?|we|i|you|it|they|this|that|which)\b)[^\W\d_]{{1,40}}"
 _SYMBOLS = (
     r"alpha|beta|gamma|delta|(?:var)?epsilon|zeta|eta|(?:var)?theta|kappa|lambda|mu|nu|xi|pi|rho"
     r"|sigma|tau|(?:var)?phi|chi|psi|omega|infty|ell|hbar|[cl]?dots"
@@ -172,16 +191,14 @@ _SYMBOLS = (
 )
 _OPERAND = re.compile(
     r"(?:[\d)\]}%!\u00b0|'\u2032\u00b2\u00b3\u221e]|\d\s?[€£¥₹]|(?<![^\W\d_])[a-zA-Z\u03b1-\u03c9]"
-    rf"|\\(?:{_SYMBOLS})|[\d$][ \t]*(?!(?:{_COPULAS})\Z)[^\W\d_]{{1,40}})\Z",
+    rf"|\\(?:{_SYMBOLS})|[\d$][ \t]*{_NOUN}(?:[ \t]+{_NOUN}){{0,3}})\Z",
     re.IGNORECASE,
 )
-"""What a minus behind it is subtracted from: 10, x, \\pi, (a + b), 5!, 10 apples"""
-_FORMULA = re.compile(r"(?:\\[(\[]|(?<![^\s])\${1,2})\Z")
+"""What a minus behind it is subtracted from: 10, x, \\pi, (a + b), 5!, 10 red apples"""
+_FORMULA = re.compile(r"(?:\\[(\[]|(?<!\S)\${1,2}|\\begin\{[a-z]{1,20}\*?\}(?:\{[^{}]{0,20}\})?)\Z")
 """Where a formula begins: $ with nothing before it but a blank."""
 _OPENED = re.compile(r"(?<!\S)(?:\*{2,3}|_{2,3})(?=\$*\Z)")
 """Marks of bold text that begins with the minus."""
-_BEGIN = re.compile(r"\\begin\{[a-z]{1,20}\*?\}(?:\{[^{}]{0,20}\})?\Z")
-_END_OF_FORMULA = ("$", r"\)", r"\]")
 _WORDS = re.compile(r"\\(?:text|mbox|mathrm)[a-z]{0,6}\{([^{}]*)\}\Z")
 _LAST_WORD = re.compile(r"(?<![\w-])[^\W\d_]+\Z")
 _RELATION = re.compile(r"\\[a-zA-Z]+\Z")
@@ -189,19 +206,14 @@ _RELATION = re.compile(r"\\[a-zA-Z]+\Z")
 _LIST_MARK = re.compile(r"(?:[*+\u2022-]|\(?(?:\d{1,3}|[a-z])[.)])\Z")
 _UNSPACED = "\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff"
 """Letters of languages that put no blank between words."""
-_UNSPACED_COPULA = "(?:[\u662f\u4e3a\u70ba\u5f97\u306f\uc740\ub294]|\u7b49[\u4e8e\u65bc])"
-_UNSPACED_IS = re.compile(rf"[{_UNSPACED}]{_UNSPACED_COPULA}\Z")
-_AT_NUMBER = re.compile(
-    rf"(?<=[{_UNSPACED}])(?=\d)|(?<=\d)(?=[{_UNSPACED}])"
-    r"|(?<=[\u662f\u4e3a\u70ba\u5f97\u306f\uc740\ub294\u4e8e\u65bc])(?=-\d)"
-)
+_IS = "[\u662f\u4e3a\u70ba\u5f97\u306f\uc740\ub294\u4e8e\u65bc]"
+_UNSPACED_IS = re.compile(rf"[{_UNSPACED}]{_IS}\Z")
+_AT_NUMBER = re.compile(rf"(?<=[{_UNSPACED}])(?=\d)|(?<=\d)(?=[{_UNSPACED}])|(?<={_IS})(?=-\d)")
 _PRODUCT = re.compile(rf"[=+*/(<>-]\s*(?!(?:{_COPULAS})\Z)[a-zA-Z]{{2,4}}\Z", re.IGNORECASE)
 """Variables behind an operator: the end of AC = AB."""
 _ELLIPSIS = re.compile(r"(?<![\d.])\.{2,}(?=\d)")
 _AROUND = ' \t\n=\u2248:;,.\u2026"\u201c\u201d'
-_BEFORE = re.compile(
-    rf"\A(?:[{_AROUND.replace('.', '')}]|\.{{2,}}|\.(?!\d))+"
-)  # the dot of .5 stays
+_BEFORE = re.compile(rf"\A(?:(?!(?<!\.)\.\d)[{_AROUND}])+")  # the dot of .5 stays
 _WORD = re.compile(rf"[^\W\d_]{{2,}}|[{_UNSPACED}]|\u00b0\s?[CF]\b")
 _COMMAND = re.compile(r"\\(?![dt]?frac)[a-zA-Z]")
 _CHOICE = re.compile(r"\d\W*\s(?:or|to)\s\W*\d|\d\s*(?:\u6216|\u5230|\u81f3|\ub610\ub294)\s*\d")
@@ -215,7 +227,8 @@ def last_number(text: str) -> str | None:
     - in a word (COVID-19), between two numbers (3-5, 2020\u20132024, 10 - 7) or behind a bracket:
       what such a dash joins is no number, and neither is what another operator joins;
     - at the beginning of a line, with a blank, where words follow the number: that is a bullet;
-    - where it is an en or em dash between blanks behind a word: that is punctuation.
+    - where it is an en or em dash between blanks behind a word, or an em dash that follows a word
+      at once: that is punctuation.
     """
     text = _PUNCTUATION.sub(r"\1 ", without_emphasis(text))
     text = _AT_NUMBER.sub(" ", _ELLIPSIS.sub("\u2026", plain_characters(text)))
@@ -225,10 +238,10 @@ def last_number(text: str) -> str | None:
     return _signed(alone[-1]) if alone else None
 
 
-def leading_number(text: str) -> str | None:
-    """Return the number that a text begins with, with its sign; None without one."""
-    found = _LEADING.match(plain_characters(text))
-    return _signed(found[1]) if found else None
+def leading_expression(text: str) -> str | None:
+    """Return the number, letter or short formula that a text begins with; None without one."""
+    found = _EXPRESSION.match(plain_characters(without_emphasis(text)))
+    return found and found[1] + _BRACKETED.sub(r"\1", found[2])
 
 
 def boxed_with_sign(before: str, boxed: str, after: str) -> str:
@@ -254,20 +267,17 @@ def boxed_with_sign(before: str, boxed: str, after: str) -> str:
 def _is_sign(before: str, dash: re.Match[str], *, bullet: bool) -> bool:
     """Return whether a dash is the sign of what follows, and not a minus, a bullet or a hyphen."""
     spaced = bool(re.search(r"\s", dash["gap"]))
-    behind = _OPENED.sub("", _SPACED.sub("", before))
-    if _BEGIN.search(behind):
-        return True
+    behind = _OPENED.sub("", before.rstrip())
     formula = _FORMULA.search(behind)
-    if formula and not dash["gap"].startswith(_END_OF_FORMULA):
+    if formula and not dash["gap"].startswith(("$", r"\)", r"\]")):
         return True  # it begins a formula
     if formula:  # which is nothing but the dash
-        behind = _SPACED.sub("", behind[: formula.start()])
+        behind = behind[: formula.start()].rstrip()
     behind = _WORDS.sub(r" \1", behind.rstrip("$")).rstrip()
     if not behind:
         return not (bullet and spaced)
-    if dash["dash"].lower() == "negative":
-        return True
-    if (_LIST_MARK.fullmatch(behind) and not spaced) or _UNSPACED_IS.search(behind):
+    marked = _LIST_MARK.fullmatch(behind) and not spaced
+    if marked or dash["dash"].lower() == "negative" or _UNSPACED_IS.search(behind):
         return True
     if behind[-1] in "-+*/" or _OPERAND.search(behind) or _PRODUCT.search(behind):
         return False
@@ -276,10 +286,8 @@ def _is_sign(before: str, dash: re.Match[str], *, bullet: bool) -> bool:
     word = _LAST_WORD.search(behind)
     if word is None:
         return not behind[-1].isalnum()
-    attached = dash["dash"] == "-" and not spaced and behind != before
-    return attached or (
-        re.fullmatch(_COPULAS, word[0], re.IGNORECASE) is not None and behind != before
-    )
+    attached = dash["dash"] == "-" and not spaced
+    return behind != before and (attached or re.fullmatch(_COPULAS, word[0], re.I) is not None)
 
 
 def is_number(text: str) -> bool:

@@ -24,7 +24,7 @@ from agent_r1.reward.math_forms import as_latex
 
 MEMORY_BYTES = 2 << 30
 _CONFIG = [LatexExtractionConfig(boxed_match_priority=0)]
-_WRAPPERS = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
+_WRAPPERS = re.compile(r"\\(?:text|mathrm|mbox|operatorname)\s*\{([^{}]*)\}")
 _PERCENT = re.compile(r"\s*\\?%\s*\Z")
 _NOISE = re.compile(r"\\left|\\right|\\!|\\,|\\;|\\ |\\displaystyle|\$|\s")
 

@@ -42,7 +42,7 @@ from agent_r1.evaluation.matrix.data_sets import (
 from agent_r1.evaluation.matrix.questions import Question
 from agent_r1.evaluation.matrix.report import CellKey
 from agent_r1.reward.components import ASKING
-from agent_r1.reward.config import measuring_key
+from agent_r1.reward.config import measuring_advice
 from agent_r1.runtime.files.data_source import DataSource
 from agent_r1.runtime.files.source import write_lines
 from agent_r1.runtime.files.tasks import source_digest
@@ -185,7 +185,7 @@ class _Planner:
         if OWN.component not in config.reward.measured():
             raise ConfigError(
                 f"[tasks] are scored by {OWN.component}, which the configuration does not measure; "
-                f"add {measuring_key(OWN.component, config.reward.components)}"
+                f"{measuring_advice(OWN.component, config.reward.components)}"
             )
         services = (place.model, OWN.title, AS_THEY_ARE)
         cell = self._planned(place, decode, config, self._source(source), services, OWN)

@@ -41,7 +41,7 @@ from agent_r1.cli.evaluation.table_plan import (
 )
 from agent_r1.config.packages import installed_version
 from agent_r1.config.run import Config, ConfigError
-from agent_r1.evaluation.answers import Facts, key_of, named_components, write_json
+from agent_r1.evaluation.answers import Facts, components_of, key_of, write_json
 from agent_r1.evaluation.main import EvaluationRun
 from agent_r1.evaluation.summary import summary_lines
 from agent_r1.evaluation.table.config import BASELINE_TITLES, EXACT_MATCH, Baseline
@@ -168,7 +168,7 @@ def _asker(plan: TablePlan, evaluations: Mapping[Baseline, EvaluationRun]) -> Cl
 def _evaluation(plan: TablePlan, name: Baseline, *, overwrite: bool) -> EvaluationRun:
     if overwrite:
         _wall_file(plan, name).unlink(missing_ok=True)
-    facts, there = evaluation_facts(plan.base), named_components(plan.answers(name))
+    facts, there = evaluation_facts(plan.base), components_of(plan.answers(name))
 
     def run(facts: Facts) -> EvaluationRun:
         return EvaluationRun(

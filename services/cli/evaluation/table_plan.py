@@ -41,7 +41,8 @@ from agent_r1.evaluation.table.config import (
     Part,
     TableFile,
 )
-from agent_r1.reward.config import PAPER_MEASURES, RewardConfig, measuring_key
+from agent_r1.reward.config import RewardConfig, measuring_advice
+from agent_r1_proto.rewards import PAPER_MEASURES
 
 CANARY = "learner.canary_"
 """How keys begin that say how closely pushes are watched."""
@@ -301,7 +302,7 @@ def component_differences(
     rule: dict[str, JsonValue] = {RULE: reward.rule}
     both = (
         rule | {f"{COMPONENTS}{name}": weight for name, weight in components.items()}
-        for components in (there, reward.components)
+        for components in (there, reward.measured())
     )
     return differences(*(_without_watching(one, measure) for one in both))
 
@@ -382,10 +383,10 @@ def _check_sets(file: Path, table: TableFile, base: Config) -> None:
 def _check_base(base: Config, table: TableFile) -> None:
     measured = base.reward.measured()
     if table.measure not in measured:
-        key = measuring_key(table.measure, base.reward.components)
+        advice = measuring_advice(table.measure, base.reward.components)
         raise ConfigError(
             f"the table compares its measure {table.measure!r}, and the configuration measures "
-            f"{', '.join(measured)} only; add {key}, or give the table another measure"
+            f"{', '.join(measured)} only; give the table another measure, or {advice}"
         )
     if "naive_rag" in table.baselines:
         with _named(f"baseline {BASELINE_TITLES['naive_rag']}"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -126,6 +127,28 @@ def test_a_task_with_an_image_is_named_by_file_and_number(folder: Path):
     line = task_line("b", prompt=[{"role": "user", "content": [image]}])
     (folder / "train.jsonl").write_text(task_line("a") + line)
     assert "train.jsonl:2: an image (image/png) cannot be shown to the policy" in problems(folder)
+
+
+@pytest.mark.parametrize("reward", ["{}", "{rule='paper'}", "{components={math_equal=1.0}}"])
+@pytest.mark.parametrize(
+    ("payload", "problem"),
+    [
+        ({}, "payload has answers = None"),
+        ({"answers": []}, "payload has answers = []"),
+        ({"answers": [72]}, "payload has answers = [72]; every answer must be a text"),
+    ],
+)
+def test_a_task_that_the_reward_cannot_score_is_named_once(
+    folder: Path, reward: str, payload: dict[str, Any], problem: str
+):
+    lines = task_line("a") + task_line("b", payload=payload) + task_line("c", payload=payload)
+    (folder / "train.jsonl").write_text(lines)
+    found = problems(folder, f"reward={reward}")
+    compared = "math_equal" if "math" in reward else "exact_match"
+    assert f"train.jsonl:2: {compared} cannot score task 'b': {problem}" in found
+    assert found.count("payload has answers") == 1
+    assert "let reward.components name" in found
+    assert problems(folder, "reward.components={answered = 1.0}") == ""
 
 
 def test_a_task_that_asks_for_an_unknown_tool_is_named(folder: Path):

@@ -125,7 +125,7 @@ def test_other_variables_of_ours_are_left_alone(file: Path):
         ("evaluation.score=em", ["evaluation.score ('em')", "['reward', 'exact_match']"]),
         (
             "evaluation.score=f1",
-            ["which alone are measured", "add reward.components = { exact_match = 1.0, f1 = 0.0 }"],
+            ["which alone are measured", "set reward.components = { exact_match = 1.0, f1 = 0.0 }"],
         ),
         ("evaluation.score=desk:brief", ['exact_match = 1.0, "desk:brief" = 0.0 }']),
         ("evaluation.score=format", ["evaluation.score ('format')", "1.0, format = 0.0 }"]),
@@ -280,6 +280,21 @@ def test_what_is_measured_is_shown_and_may_be_the_score(file: Path, reward: str,
     for score in shown:
         config = load(file, f"reward={reward}", f"evaluation.score={score}").config
         assert list(config.score_names().components) == shown
+
+
+@pytest.mark.parametrize("score", ["f1", "own.rewards:passed"])
+@pytest.mark.parametrize("reward", ["{}", "{rule = 'paper'}", "{components = {answered = 0.125}}"])
+def test_advice_on_what_to_measure_can_be_pasted(tmp_path: Path, score: str, reward: str):
+    file = write_scene(tmp_path / "x")
+    given = (f"reward={reward}", f"evaluation.score={score}")
+    with pytest.raises(ConfigError) as refused:
+        load(file, *given)
+    [advice] = re.findall(r"set (reward\.components = \{.*?\})", str(refused.value))
+    assert load(file, *given, advice).config.reward.measured()[score] == 0.0
+    below = f"[reward]\n{advice.removeprefix('reward.')}"
+    for pasted in (f"{advice}\n{RUN_TOML}", f"{RUN_TOML}\n{below}\n"):
+        file.write_text(pasted)
+        assert score in load(file, given[1]).config.reward.measured()
 
 
 def test_replicas_cannot_share_a_port_or_a_name(file: Path):

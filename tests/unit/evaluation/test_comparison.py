@@ -71,6 +71,16 @@ def test_components_that_a_configuration_names_and_calls_by_tool_are_shown(tmp_p
     assert rows[3][2:6] == ["1", "1.000", "3.000", "+2.000"]
 
 
+@pytest.mark.parametrize("components", ["{}", '{"exact_match": 1.0}'])
+def test_what_the_papers_rule_measures_is_shown(tmp_path: Path, components: str):
+    lines = [answer("q", 1.0, components={"exact_match": 1.0, "format": 0.5, "answered": 1.0})]
+    file = write(tmp_path / "a.jsonl", lines)
+    meta_file(file).write_text(f'{{"reward.rule": "paper", "reward.components": {components}}}')
+    rows = [text.split() for text in comparison_lines(compare_files(file, file))[3:]]
+    names = ["em", "f1", "substring_match", "reward", "num_calls", "format"]
+    assert [row[1] for row in rows] == names
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [

@@ -9,7 +9,7 @@ import pytest
 from agent_r1.reward.math_forms import (
     as_latex,
     last_number,
-    leading_number,
+    leading_expression,
     number_of,
     plain_characters,
     without_emphasis,
@@ -58,6 +58,19 @@ def test_a_long_dash_between_blanks_behind_a_word_is_punctuation(dash: str):
     assert last_number(f"Answer {dash}42") == "-42"
     assert last_number(f"Answer: {dash} 42") == "-42"
     assert last_number(f"{dash} 42") == "-42"
+
+
+@pytest.mark.parametrize("dash", ["\u2014", "\u2015"])
+def test_an_em_dash_that_follows_a_word_at_once_is_punctuation(dash: str):
+    for text in (
+        "Final answer{}73.",
+        "Final answer{} 73.",
+        "**Answer**{}**73**",
+        "The answer (in cm){}73{}is right",
+    ):
+        assert last_number(text.format(dash, dash)) == "73"
+    assert last_number(f"x = {dash}73") == "-73"
+    assert last_number(f"from 3{dash}5") is None
 
 
 @pytest.mark.parametrize("minus", MINUS_FORMS)
@@ -154,8 +167,9 @@ def test_a_dash_between_two_numbers_joins_them_and_neither_is_the_answer(dash: s
 
 @pytest.mark.parametrize("dash", MINUS_FORMS)
 def test_a_number_in_a_word_is_none(dash: str):
-    assert last_number(f"COVID{dash}19") is None
-    assert last_number(f"7 cases of COVID{dash}19") == "7"
+    if dash not in ("\u2014", "\u2015"):  # they join no words
+        assert last_number(f"COVID{dash}19") is None
+        assert last_number(f"7 cases of COVID{dash}19") == "7"
     assert last_number(f"f(x){dash}3") is None
     assert last_number(f"a 12{dash}inch ruler") == "12"
 
@@ -226,9 +240,13 @@ def test_a_dash_that_begins_a_line_with_words_is_a_bullet(text: str, number: str
         ("so 1'234", "1'234"),
         ("so 1_234", "1_234"),
         ("so 1{,}234", "1{,}234"),
-        (r"so 1\,234", r"1\,234"),
+        (r"so 1\,234", "1 234"),
         ("so 1 2345", "2345"),
         ("in 2020 300 came", "300"),
+        ("so 10**6", "10^{6}"),
+        (r"so \boldsymbol{73}.", "73"),
+        (r"so \underline{\textbf{-73}}.", "-73"),
+        ("It is 73\u2103.", "73"),
         ("10\u207b\u00b3", "10^{-3}"),
         ("so 10\u2076", "10^{6}"),
         ("2\u00b3", "2^{3}"),
@@ -302,11 +320,12 @@ def test_a_long_text_takes_no_time():
         (" .5", ".5"),
         ("10\u2076", "10^{6}"),
         (". 42", None),
-        ("42x", None),
+        ("42x is", "42x"),
+        ("42nd", None),
     ],
 )
-def test_the_number_that_a_text_begins_with(text: str, number: str | None):
-    assert leading_number(text) == number
+def test_the_expression_that_a_text_begins_with(text: str, number: str | None):
+    assert leading_expression(text) == number
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from agent_r1.launch.local_table import TableRun
 from agent_r1.launch.supervisor import ServiceError
 from agent_r1.reward.config import RewardConfig
 from agent_r1.runtime.evaluation_client import EvalResult
+from agent_r1.runtime.exit_status import EXIT_INTERRUPTED
 from tests.support.config_scene import load_nothing, write_scene
 
 TABLE_TOML = """
@@ -394,6 +395,27 @@ def test_a_baseline_that_is_half_asked_is_not_mixed(
     more = ("--set", "reward.components.exact_match=1.0", "--set", "reward.components.f1=0.0")
     assert table(folder, "--only", "grpo,base_tool_call", "--seeds", "0", *more) == 2
     assert "reward.components is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("there", "here"), [("{ exact_match = 1.0 }", "{}"), ("{}", "{ exact_match = 0.0 }")]
+)
+def test_a_baseline_that_is_half_asked_goes_on_where_the_same_is_measured(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, there: str, here: str
+):
+    def use(components: str) -> None:
+        reward = f'defaults = {{ reward = {{ rule = "paper", components = {components} }} }}'
+        (folder / "table.toml").write_text(f"{reward}\n{TABLE_TOML}")
+
+    use(there)
+    answer_baseline(folder, 1.0)
+    plan = read_plan(folder / "table.toml", out=folder / "out")
+    plan.answers("base_tool_call").write_text("")
+    monkeypatch.setattr(local_table, "run_table", lambda *_, **__: True)  # stopped by Ctrl-C
+    use(here)
+    assert table(folder, "--only", "base_tool_call") == EXIT_INTERRUPTED
+    use("{ f1 = 0.0 }")
+    assert table(folder, "--only", "base_tool_call") == 2
 
 
 @pytest.mark.parametrize(

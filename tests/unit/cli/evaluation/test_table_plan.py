@@ -179,12 +179,14 @@ def test_the_runs_of_a_table_cannot_share_a_store(folder: Path):
 
 def test_a_table_needs_its_measure_as_a_component(folder: Path):
     without = 'reward.components={"answered" = 1.0}'
-    with pytest.raises(ConfigError, match=r"add reward\.components\.exact_match = 0\.0, or"):
+    with pytest.raises(
+        ConfigError, match=r"or set reward\.components = { answered = 1\.0, exact_match = 0\.0 }"
+    ):
         plan_of(folder, TABLE_TOML, without)
     assert plan_of(folder, TABLE_TOML, 'reward.components={"answered" = 1.0, "exact_match" = 0.0}')
     assert plan_of(folder, f'measure = "answered"\n{TABLE_TOML}', without).measure == "answered"
     with pytest.raises(
-        ConfigError, match=r"measures exact_match only; add .*answered = 0\.0 }, or"
+        ConfigError, match=r"measures exact_match only; .*, or set .*answered = 0\.0 }"
     ):
         plan_of(folder, f'measure = "answered"\n{TABLE_TOML}')
     of_the_rule = 'reward={rule = "paper", components = {"answered" = 0.0}}'
