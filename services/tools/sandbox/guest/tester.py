@@ -24,7 +24,7 @@ from typing import Any
 
 from .asserts import SETUP_NAME, TEST_NAME, TEST_NAMES, CheckFailedError, Mark, find_marks
 from .peer import TEST_MODULE, Peer
-from .proxy import kind_of, plain_of, type_of
+from .proxy import is_proxy, kind_of, plain_of, type_of
 from .values import STANDARD_TYPES
 
 SHOWN_CHARS = 200
@@ -158,7 +158,7 @@ def find_codes(value: object, scope: dict[str, Any]) -> list[CodeType]:
     waiting = [value]
     while waiting:
         value = waiting.pop()
-        if id(value) in seen:
+        if id(value) in seen or is_proxy(value):
             continue
         seen[id(value)] = value
         match value:
