@@ -104,7 +104,8 @@ class Peer:
         self._pending: dict[int, BaseException] = {}
         self._left: list[BaseException] = []
         """Exceptions of the test that have gone into the code."""
-        self._emptied: list[Any] = []
+        self._emptied: list[tuple[Any, list[Any]]] = []
+        """Arguments that the code has emptied, and what was in them."""
         self._kept: list[Any] = []
         """Arguments of the test that the code goes on to use."""
         self._before: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
@@ -168,7 +169,11 @@ class Peer:
 
     def has_emptied(self, value: object) -> bool:
         """Tell whether a value is an argument of which the code has left nothing."""
-        return any(value is one for one in self._emptied) and not has_leaves(value)
+        return any(value is one for one, _ in self._emptied) and not has_leaves(value)
+
+    def content_of(self, emptied: object) -> list[Any]:
+        """Return the items of an argument before the code emptied it."""
+        return next(items for one, items in reversed(self._emptied) if one is emptied)
 
     def handed_over(self) -> list[tuple[float, Any]]:
         """Return the objects of this side that the other one was given to use, and when."""
@@ -216,7 +221,8 @@ class Peer:
     def _change(self, container: Any, new: Any) -> None:
         """Make a container of the test what the code has made of it."""
         if has_leaves(container) and not has_leaves(new):
-            self._emptied.append(container)
+            items = vars(container) if isinstance(container, types.SimpleNamespace) else container
+            self._emptied.append((container, list(items)))
         change(container, new)
 
     def _find_patched(self) -> list[Any]:
