@@ -45,6 +45,7 @@ from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.weights import TransportName
 from agent_r1_service.announcements import withdraw_announcement, write_announcement
 from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
+from agent_r1_service.consumer_names import make_consumer_name
 from agent_r1_service.exit_status import STOP_SIGNALS
 from agent_r1_service.files.room import require_shared_memory
 from agent_r1_service.http.serving import advertised_url, bind, serving
@@ -244,8 +245,9 @@ async def _serve_samples(
         registry = Registry(broker)
         fetcher = await stack.enter_async_context(_fetcher(settings, registry, server_id))
         versions = WeightVersions(policy, registry, fetcher)
+        reader = rollout.server_id or make_consumer_name(NAME, settings.announce_dir)
         consumer = await stack.enter_async_context(
-            broker.consumer(broker.keys.tasks, RolloutTask, group=ROLLOUT_GROUP, consumer=server_id)
+            broker.consumer(broker.keys.tasks, RolloutTask, group=ROLLOUT_GROUP, consumer=reader)
         )
         worker = RolloutWorker(
             consumer=consumer,

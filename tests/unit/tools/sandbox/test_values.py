@@ -594,11 +594,8 @@ def caught(f):
 def later_raise(f):
     try: f()
     except KeyError as e: raise e
-class Holder:
-    def __init__(self, *args): self.args = args
 import unittest
 def skip_test(*_): raise unittest.SkipTest
-def quit(*_): raise SystemExit(0)
 """
 
 
