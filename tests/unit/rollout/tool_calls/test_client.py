@@ -245,7 +245,7 @@ async def test_an_announced_instance_that_never_answers_is_named():
     async with FakeToolServer(answer=hang) as server, client_of(server, timeout_s=0.2) as client:
         (endpoint,) = client.directory.endpoints("search").values()
         endpoint.instance, endpoint.version = "search-1", "7"
-        with pytest.raises(ToolOutageError, match="no answer from instance search-1$") as caught:
+        with pytest.raises(ToolOutageError, match=r"no answer from instance search-1$") as caught:
             await search(client)
     assert caught.value.instance == "search-1"
 
