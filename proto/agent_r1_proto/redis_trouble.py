@@ -72,8 +72,9 @@ _BY_CODE = {
 _PASSWORD = RedisTrouble(
     "password",
     "refuses the password, and does not answer without the right one",
-    "set the right one (AGENT_R1_REDIS_PASSWORD, redis.password_file or the file's URL), or give "
-    "the server the one that the run has",
+    "give the server the one that the run has (`CONFIG SET requirepass`), or end the run, set the "
+    "right one (AGENT_R1_REDIS_PASSWORD, redis.password_file or the file's URL) and resume: a "
+    "process keeps the one that it was started with",
 )
 _CROWDED = RedisTrouble(
     "crowded",

@@ -342,6 +342,7 @@ def run_training(config: Config, *, resume: bool, temporary: bool = False) -> in
     if models:  # what is said of them could not be checked before
         config_checks.check(with_models(config, models), "train", resume=resume)
     claim_run_folder(folder, resume=resume)
+    close_left_open(folder / CONDITIONS_FILE, "launcher", "learner")
     variables = {**open_folder(config, folder), **model_variables(models)}
     view = TrainingView(folder, config)
     if resume and config.learner.checkpoint_url is None:  # else the run store says where it stands

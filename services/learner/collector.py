@@ -177,6 +177,7 @@ class RolloutCollector:
         elif outcome is AcceptResult.FAILED:
             self._failures.append(scored)
             self._note_lost(trajectory.rollout.task.id)
+            self._monitor.saw_failed(trajectory)
             reason = failure_reason(scored) or ""
             self._monitor.failed(reason, trajectory.rollout_id, place_of_failure(trajectory))
         else:

@@ -34,7 +34,9 @@ MOST_TIMED = 1024
 """Calls of one tool among which instances are compared: a slow one gets few of them, since those
 that wait for it are counted as its load."""
 LAST_OF_AN_INSTANCE = 8
-FEWEST_OF_AN_INSTANCE = 3
+FEWEST_OF_AN_INSTANCE = 5
+FEWEST_OF_PEERS = 8
+"""Fewer are no comparison: the first calls after a start are slow."""
 SLOW_FACTOR = 10.0
 """An instance whose median call takes so many times as long as its peers' is said."""
 SLOW_FACTOR_OVER = 5.0
@@ -59,7 +61,7 @@ class LearningWatch:
         self._calls: dict[str, deque[ToolCallRecord]] = {}
         """By the tool; all calls together by ANY."""
         self._times: dict[str, deque[tuple[str, float]]] = {}
-        """Instance and milliseconds of answered calls, by the tool."""
+        """Instance and milliseconds of calls, by the tool."""
         self._found: Found = {}
 
     def saw_group(self, group: Group) -> None:
@@ -75,7 +77,15 @@ class LearningWatch:
         for call in trajectory.calls():
             for name in (ANY, *([call.tool] if call.status != "unknown_tool" else [])):
                 self._calls.setdefault(name, deque(maxlen=MOST_CALLS)).append(call)
-            if call.instance and call.status in ("ok", "error"):
+        self.saw_times(trajectory)
+
+    def saw_times(self, trajectory: Trajectory) -> None:
+        """Note how long instances took; one that never answers took all the time of its calls.
+
+        Of a call that was sent again, the time says nothing of the instance that answered.
+        """
+        for call in trajectory.calls():
+            if call.instance and call.attempt == 0:
                 times = self._times.setdefault(call.tool, deque(maxlen=MOST_TIMED))
                 times.append((call.instance, call.latency_ms))
 
@@ -139,7 +149,7 @@ class LearningWatch:
             by_instance.setdefault(instance, deque(maxlen=LAST_OF_AN_INSTANCE)).append(took_ms)
         for instance, own in by_instance.items():
             peers = [ms for name, of in by_instance.items() if name != instance for ms in of]
-            if min(len(own), len(peers)) < FEWEST_OF_AN_INSTANCE:
+            if len(own) < FEWEST_OF_AN_INSTANCE or len(peers) < FEWEST_OF_PEERS:
                 continue
             kind = f"slow:{tool}:{instance}"
             takes, usual = statistics.median(own), statistics.median(peers)

@@ -135,6 +135,12 @@ class FailureMonitor:
             if call.status in ("ok", "error"):
                 self._watch_tool(call)
 
+    def saw_failed(self, trajectory: Trajectory) -> None:
+        """Note how long the calls of an attempt took that failed."""
+        if self._learning is not None:
+            self._learning.saw_times(trajectory)
+            self._conditions.update(self._learning.look())
+
     def saw_group(self, group: Group) -> None:
         """Note a complete group, whether it is trained on or not."""
         if self._learning is not None:

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
-import uuid
 from pathlib import Path
 
 from agent_r1.reward.app import create_app
@@ -17,6 +14,7 @@ from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
 from agent_r1.reward.worker import READ_BLOCK_S, STOP_GRACE_S, RewardWorker
 from agent_r1.runtime.config import RedisConfig, RunConfig
+from agent_r1.runtime.consumer_names import make_consumer_name
 from agent_r1.runtime.http.serving import serve_app
 from agent_r1.runtime.http.token import RunToken, find_token
 from agent_r1.text.reading import TurnReader
@@ -57,7 +55,7 @@ async def _serve(
     token: RunToken | None,
     announce_dir: Path | None,
 ) -> None:
-    consumer_name = f"{NAME}-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+    consumer_name = make_consumer_name(NAME, announce_dir)
     broker = await Broker.connect(
         redis.connection_url(),
         run.id,

@@ -32,6 +32,7 @@ from agent_r1.rollout.weight_versions import WeightVersions
 from agent_r1.rollout.worker import RolloutWorker
 from agent_r1.runtime.announcements import withdraw_announcement, write_announcement
 from agent_r1.runtime.config import ModelConfig, RedisConfig, RunConfig
+from agent_r1.runtime.consumer_names import make_consumer_name
 from agent_r1.runtime.exit_status import STOP_SIGNALS
 from agent_r1.runtime.files.room import require_shared_memory
 from agent_r1.runtime.http.serving import advertised_url, bind, serving
@@ -245,8 +246,9 @@ async def _serve_samples(
         registry = Registry(broker)
         fetcher = await stack.enter_async_context(_fetcher(settings, registry, server_id))
         versions = WeightVersions(policy, registry, fetcher)
+        reader = rollout.server_id or make_consumer_name(NAME, settings.announce_dir)
         consumer = await stack.enter_async_context(
-            broker.consumer(broker.keys.tasks, RolloutTask, group=ROLLOUT_GROUP, consumer=server_id)
+            broker.consumer(broker.keys.tasks, RolloutTask, group=ROLLOUT_GROUP, consumer=reader)
         )
         worker = RolloutWorker(
             consumer=consumer,

@@ -451,6 +451,28 @@ async def test_the_next_own_suspect_is_taken_as_soon_as_one_has_ended(redis_url:
         assert time.monotonic() - started < LONGEST_BLOCK_S
 
 
+async def test_a_reader_that_keeps_its_name_takes_suspects_before_new_entries(
+    redis_url: str, run_id: str
+):
+    async with await Broker.connect(redis_url, run_id, lease_s=60.0) as broker:
+        await broker.publish_many(
+            broker.keys.tasks, [rollout_task(group_id=group) for group in range(2)]
+        )
+        taken: list[list[int]] = []
+        for _ in range(3):  # once with the other, then twice alone: no lease has ended
+            with contextlib.suppress(RuntimeError):
+                async with tasks_consumer(broker, "one") as killed:
+                    entries = await killed.read(8, WAIT_S)
+                    taken.append([entry.message.key.group_id for entry in entries])
+                    await broker.publish(broker.keys.tasks, rollout_task(group_id=len(taken) + 1))
+                    raise RuntimeError
+        assert taken == [[0, 1], [0], [0]]
+        async with tasks_consumer(broker, "one") as heir:
+            [other] = await heir.read(8, WAIT_S)
+            assert (other.message.key.group_id, other.suspect) == (1, True)
+            assert len(await broker.dead_letters()) == 1
+
+
 async def test_a_newer_major_stays_pending_and_is_reported_once(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ):

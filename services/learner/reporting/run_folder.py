@@ -148,6 +148,7 @@ class RunFolder:
         """
         self._require_owner = require_owner
         with report_full_disk("metrics", self.path):
+            close_left_open(self.path / CONDITIONS_FILE, "learner")
             for name in (METRICS_FILE, EVALUATIONS_FILE):
                 path = self.path / name
                 if path.exists():
@@ -155,7 +156,6 @@ class RunFolder:
             for path in (self.path / TRAJECTORIES_DIR).glob("step_*.jsonl"):
                 if int(path.stem.removeprefix("step_")) > step:
                     path.unlink()
-            close_left_open(self.path / CONDITIONS_FILE, "learner")
             self._loggers = open_loggers()
 
     def write_config(self, resolved: Mapping[str, Any]) -> None:

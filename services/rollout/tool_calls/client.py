@@ -9,12 +9,13 @@ makes the requests.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -63,12 +64,16 @@ class ToolOutageError(Exception):
         reason: kind, tool and what happened, such as "tool_timeout: search: ..."; the
             trajectory's reason.
         attempts: requests that were made.
+        instance: the one that had not answered when the time was up; "" after any other outage.
     """
 
-    def __init__(self, kind: str, tool: str, detail: str, attempts: int) -> None:
+    def __init__(
+        self, kind: str, tool: str, detail: str, attempts: int, instance: str = ""
+    ) -> None:
         self.reason = f"{kind}: {tool}: {detail}"
         super().__init__(self.reason)
         self.attempts = attempts
+        self.instance = instance
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,26 @@ class ToolReply:
     """Retries before this answer."""
     latency_ms: float
     """From the first request to the answer."""
+
+
+@dataclass
+class _Asked:
+    """The instance that a call waits for."""
+
+    instance: str = ""
+
+    @contextlib.contextmanager
+    def waiting(self, endpoint: Endpoint) -> Iterator[None]:
+        """Note the instance until it answers; a call whose time is up leaves it noted.
+
+        Behind a fixed URL may be any.
+        """
+        self.instance = endpoint.instance if endpoint.version is not None else ""
+        try:
+            yield
+        except RequestError:
+            self.instance = ""
+            raise
 
 
 _Sent = tuple[ToolCall, asyncio.Future[tuple[CallReply, int]]]
@@ -224,6 +249,7 @@ class ToolClient:
             ToolOutageError: no usable answer within the time and retries allowed.
         """
         started = time.monotonic()
+        asked = _Asked()
 
         async def send(attempt: int, deadline: float) -> tuple[CallReply, int]:
             message = ToolCall(
@@ -235,11 +261,13 @@ class ToolClient:
                 timeout_s=max(deadline - time.monotonic(), 0.001),
             )
             endpoint = self._endpoint(name, rollout_id, version)
-            if attempt == 0 and self.directory.spec(name, version).max_batch > 1:
-                return await self._send_together(name, endpoint, version, message)
-            return await self._http.post_calls(endpoint, name, [message]), 0
+            with asked.waiting(endpoint):
+                if attempt == 0 and self.directory.spec(name, version).max_batch > 1:
+                    return await self._send_together(name, endpoint, version, message)
+                return await self._http.post_calls(endpoint, name, [message]), 0
 
-        (reply, index), attempt = await self._retrying(name, send, deadline or math.inf)
+        found = await self._retrying(name, send, deadline or math.inf, asked)
+        (reply, index), attempt = found
         return ToolReply(
             result=reply.results[index],
             version=reply.version,
@@ -309,7 +337,11 @@ class ToolClient:
         return held
 
     async def _retrying(
-        self, name: str, send: Callable[[int, float], Awaitable[T]], end: float = math.inf
+        self,
+        name: str,
+        send: Callable[[int, float], Awaitable[T]],
+        end: float = math.inf,
+        asked: _Asked | None = None,
     ) -> tuple[T, int]:
         """Run `send(attempt, deadline)` until it succeeds, or retries or time are used up.
 
@@ -343,7 +375,9 @@ class ToolClient:
                     await asyncio.sleep(pause_s)
         except TimeoutError as exc:
             detail = f"nothing usable within {self.timeout_s:g} s (env.tool_timeout_s): {problem}"
-            raise ToolOutageError("tool_timeout", name, detail, attempt + 1) from exc
+            instance = "" if asked is None else asked.instance
+            detail += f" from instance {instance}" if instance else ""
+            raise ToolOutageError("tool_timeout", name, detail, attempt + 1, instance) from exc
 
     def _may_resend(self, name: str, exc: RequestError, retries: int, waited_s: float) -> bool:
         outage = exc.outage

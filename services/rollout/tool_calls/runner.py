@@ -198,6 +198,7 @@ class CallRunner:
                 arguments=parsed.arguments,
                 status="failed",
                 version=version or spec.version,
+                instance=exc.instance,
                 attempt=exc.attempts - 1,
                 latency_ms=(time.monotonic() - started) * 1000,
                 error=str(exc),

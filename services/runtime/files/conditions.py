@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from agent_r1.runtime.durations import format_duration
 from agent_r1.runtime.files.json_lines import split_lines
+from agent_r1.runtime.files.run_folder import CONDITIONS_FILE, LOGS_DIR, METRICS_FILE
 from agent_r1_proto.messages import StrictMessage
 
 Source = Literal["launcher", "learner"]
@@ -108,13 +109,24 @@ def read_conditions(file: Path, since: float = 0.0) -> list[Condition]:
     return list(found.values())
 
 
-def close_left_open(file: Path, source: Source) -> None:
-    """End the conditions that a process left open which ended itself: nobody saw them end."""
+def close_left_open(file: Path, *sources: Source) -> None:
+    """End the conditions that processes left open which ended themselves: nobody saw them end.
+
+    They are taken to have ended when the run was last seen alive, so call this before anything is
+    written to its folder.
+    """
     lasting = [one for one in read_conditions(file) if one.ended_at is None]
+    last = _last_alive(file.parent)
     for one in lasting:
-        if one.source == source:
-            end = max(one.began_at, file.stat().st_mtime)
+        if one.source in sources:
+            end = max(one.began_at, last)
             append_condition(file, one.model_copy(update={"ended_at": end}))
+
+
+def _last_alive(folder: Path) -> float:
+    """Return when a run last wrote to its folder, as Unix time."""
+    files = [folder / METRICS_FILE, folder / CONDITIONS_FILE, *(folder / LOGS_DIR).glob("*.log")]
+    return max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
 
 
 def summarize(conditions: list[Condition]) -> list[dict[str, object]]:

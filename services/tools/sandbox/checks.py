@@ -21,6 +21,8 @@ many; those of HumanEval and MBPP have 3,000."""
 BYTE_ORDER_MARK = "\ufeff"
 """Stands at the beginning of some files, which Python then does not compile from text."""
 Source = Annotated[str, AfterValidator(lambda text: text.removeprefix(BYTE_ORDER_MARK))]
+MAX_TESTS = 20_000
+"""Of a task: so many take a second or two to read, and far longer to run."""
 MAX_ALL_CHARS = 5_000_000
 """Of all tests of a task, each with what runs before it."""
 
@@ -105,6 +107,11 @@ def read_checks(context: object) -> tuple[TestContext, list[Check]]:
 
 def _check_size(context: TestContext) -> None:
     """Refuse what takes seconds to parse, before it is parsed."""
+    if len(context.tests) > MAX_TESTS:
+        raise ValueError(
+            f"tool_context has {len(context.tests)} tests; the limit is {MAX_TESTS}; leave some "
+            "out of the data of the task"
+        )
     shared = len(context.setup) + len(context.prompt)
     tests = [*context.tests, *([] if context.check is None else [context.check])]
     sizes = [shared + len(test) for test in tests]

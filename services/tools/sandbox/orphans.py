@@ -12,6 +12,7 @@ import ctypes
 import logging
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -22,6 +23,10 @@ logger = logging.getLogger(__name__)
 END_TIMEOUT_S = 10.0
 _PAUSE_S = 0.001
 _PR_SET_CHILD_SUBREAPER = 36
+_KILL_USER = (
+    "import os, sys; user = int(sys.argv[1]); os.setgroups([]); os.setresgid(user, user, user); "
+    "os.setresuid(user, user, user); os.kill(-1, 9)"
+)
 
 
 def adopt_orphans() -> None:
@@ -54,16 +59,32 @@ def _count_filters(pid: int) -> int:
     return int(status.partition("Seccomp_filters:")[2].split()[0])
 
 
-async def end_orphans() -> None:
-    """Kill what the guests that have ended left behind, and all that it started."""
+async def end_orphans(uid: int | None) -> None:
+    """Kill what the guests that have ended left behind, and all that it started.
+
+    Args:
+        uid: the user that only the ended sandbox has; None where it has none.
+    """
     deadline = time.monotonic() + END_TIMEOUT_S
     while orphans := find_orphans():
+        if uid is not None:
+            await _kill_user(uid)
         for orphan in orphans:
             _kill_tree(orphan)
         if time.monotonic() > deadline:
             logger.error("processes of a program do not end pids=%s", orphans)
             return
         await asyncio.sleep(_PAUSE_S)  # a killed process is gone only once the kernel has run it
+
+
+async def _kill_user(uid: int) -> None:
+    """Kill all processes of a user at once, also those that fork and end faster than we look."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-S", "-c", _KILL_USER, str(uid)),
+        stdin=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    await process.wait()
 
 
 def _kill_tree(orphan: int) -> None:

@@ -81,6 +81,7 @@ class Worker:
         self._process = process
         self._control = control
         self._folder: str | None = None
+        self._uid: int | None = None
         self._base_memory = 0
         self._complaint = b""
         # Not Process.kill: it may reap the process before asyncio does.
@@ -108,7 +109,7 @@ class Worker:
             _remove_folder(folder)
             raise SandboxStartError(f"the sandbox cannot be started: {exc}") from exc
         worker = cls(plan, process, control)
-        worker._folder = folder
+        worker._folder, worker._uid = folder, uid
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 worker._send(_set_up_message(plan, uid, folder))
@@ -234,7 +235,7 @@ class Worker:
     async def _end_rest(self) -> None:
         """End what outlives process 1 of the sandbox, where no namespace does."""
         if self._plan.bwrap is None:
-            await end_orphans()
+            await end_orphans(self._uid)
 
     async def _guard(self, run: Run, wall_s: float) -> None:
         """End a run that takes too much; no program can reach this process."""

@@ -141,8 +141,8 @@ async def test_one_sample_whose_clean_up_hangs_does_not_keep_the_others(
     async with bench.server(policy, env=env):
         await bench.submit(task(bench, group_id=7), task(bench, sample_index=1))
         await until(lambda: policy.num_in_flight == 2)
-    # The lease is 60 s: only a sample that was given back reaches the next server in time.
-    async with bench.server(bench.policy(ANSWER)):
+    # The lease is 60 s: only a sample that was given back reaches another server in time.
+    async with bench.server(bench.policy(ANSWER), rollout={"server_id": "another"}):
         (done,) = await bench.trajectories(1)
     assert keys([done]) == [(1, 0, 1, 0)]
 

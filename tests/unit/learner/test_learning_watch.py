@@ -108,8 +108,8 @@ def test_calls_of_no_tool_are_said_while_nearly_all_calls_are_such():
 
 def test_an_instance_that_is_thirty_times_slower_than_its_peers_is_said_until_it_is_not():
     looking = watch()
-    fast = [call("ok", instance="one", ms=50.0)] * 5
-    slow = [call("ok", instance="two", ms=1500.0)] * 2
+    fast = [call("ok", instance="one", ms=50.0)] * 8
+    slow = [call("ok", instance="two", ms=1500.0)] * 4
     assert after(looking, [*fast, *slow]) == {}
     found = after(looking, [call("ok", instance="two", ms=1500.0)])
     assert list(found) == ["slow:search:two"]
@@ -126,7 +126,29 @@ def test_an_instance_that_is_thirty_times_slower_than_its_peers_is_said_until_it
 def test_an_instance_that_gets_few_calls_because_it_is_slow_is_said():
     # Whoever waits for it counts as its load, so it gets 1 call of 31.
     calls = [*[call("ok", instance="one", ms=20.0)] * 30, call("ok", instance="two", ms=600.0)]
-    assert list(after(watch(), calls * 3)) == ["slow:search:two"]
+    assert list(after(watch(), calls * 5)) == ["slow:search:two"]
+
+
+def test_an_instance_that_never_answers_is_said_by_the_time_that_its_calls_took():
+    looking = watch()
+    assert after(looking, [call("ok", instance="one", ms=50.0)] * 8) == {}
+    hung = trajectory(calls=[call("failed", instance="two", ms=30_000.0)])
+    for _ in range(5):
+        assert looking.look() == {}
+        looking.saw_times(hung)
+    (what, _) = looking.look()["slow:search:two"]
+    assert what == "instance two of tool 'search' takes 30.00 s a call, its peers 0.05 s"
+
+
+def test_an_instance_is_not_slow_for_what_another_has_taken_or_for_its_first_calls():
+    again = call("ok", instance="two", ms=30_000.0).model_copy(update={"attempt": 1})
+    calls = [call("ok", instance="one", ms=50.0), again]
+    assert after(watch(), calls * 8) == {}
+    # Of the first five calls two are slow: the median is 50 ms.
+    first = [call("ok", instance="two", ms=ms) for ms in (3000.0, 3000.0, 50.0, 50.0, 50.0)]
+    found = [after(looking := watch(), [call("ok", instance="one", ms=50.0)] * 8)]
+    found += [after(looking, [one]) for one in first]
+    assert found == [{}] * 6
 
 
 def test_an_instance_that_is_slower_by_nothing_that_matters_is_not_said():

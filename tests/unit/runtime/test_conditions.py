@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -75,3 +76,16 @@ def test_what_a_killed_process_left_open_is_closed_for_it_alone(tmp_path: Path):
     assert read_conditions(file)[0].ended_at is None
     close_left_open(file, "launcher")
     assert read_conditions(file)[0].ended_at is not None
+
+
+def test_what_was_left_open_ended_when_the_run_was_last_seen_alive(tmp_path: Path):
+    file = tmp_path / "conditions.jsonl"
+    for kind in ("redis:full", "redis:away"):
+        append_condition(file, condition(100.0, None, kind))
+    log = tmp_path / "logs" / "learner.log"
+    log.parent.mkdir()
+    log.touch()
+    os.utime(file, (100.0, 100.0))
+    os.utime(log, (160.0, 160.0))
+    close_left_open(file, "launcher", "learner")  # now, which is years later
+    assert [one.lasted_s for one in read_conditions(file)] == [60.0, 60.0]

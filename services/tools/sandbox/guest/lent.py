@@ -1,7 +1,7 @@
-"""Containers that belong to objects of the code, and of which the test has a copy.
+"""Containers that both the code and the test hold.
 
-`peer.py` reads an attribute or an item of an object of the code. A list or dict crosses as a copy;
-here the copy and the container are kept the same, for as long as the test holds the copy.
+`peer.py` reads an attribute or an item of an object of the code, or the code keeps an argument. A
+list or dict crosses as a copy; here both are kept the same, for as long as the test holds its own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import array
 import collections
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +22,10 @@ CHANGEABLE = (
     *(collections.deque, collections.OrderedDict, collections.defaultdict, collections.Counter),
 )
 """Types of containers that cross as copies and can change."""
-READS = ("get", "getitem", "global")
+READS = ("get", "getitem", "global", "kept")
 MOST_LENT = 16
+MOST_ITEMS = 256
+"""Of an argument that is kept: each call looks at all of them."""
 
 
 @dataclass
@@ -54,11 +56,18 @@ class LentContainers:
     Args:
         exchange: lets the code do something.
         write: returns a value as it crosses.
+        change: makes a container of the test what the code's has become.
     """
 
-    def __init__(self, exchange: Callable[..., Any], write: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        exchange: Callable[..., Any],
+        write: Callable[[Any], Any],
+        change: Callable[[Any, Any], None],
+    ) -> None:
         self._exchange = exchange
         self._write = write
+        self._change = change
         self._lent: list[Lent] = []
 
     def request(self, operation: str, operands: tuple[Any, ...]) -> Any:
@@ -78,6 +87,21 @@ class LentContainers:
         self._lent.append(Lent(operation, operands, value, self._write(value)))
         del self._lent[:-MOST_LENT]
         return value
+
+    def find_arguments(self, operands: Sequence[Any]) -> list[Any]:
+        """Return where the arguments of a call are, and how they were read, that are copies."""
+        arguments = [*enumerate(operands[1]), *operands[2].items()]
+        return [
+            [key, lent.operation, list(lent.operands)]
+            for key, value in arguments
+            for lent in self._lent
+            if lent.value is value
+        ]
+
+    def lend_argument(self, number: int, value: Any) -> None:
+        """Note an argument that the code keeps; only the copy that it was given last counts."""
+        self._lent = [lent for lent in self._lent if lent.value is not value]
+        self._lent.append(Lent("kept", (None, number), value, self._write(value)))
 
     def _write_back(self) -> None:
         """Do to the code's containers what the test has done to its copies."""
@@ -100,8 +124,13 @@ class LentContainers:
                     raise
                 continue
             if type(new) is type(lent.value):
-                change(lent.value, new)
+                self._change(lent.value, new)
                 lent.written = self._write(new)
+
+
+def is_small(container: Any) -> bool:
+    """Tell whether a container has so few items that each call may look at them."""
+    return is_generator(container) or len(getattr(container, "__dict__", container)) <= MOST_ITEMS
 
 
 def can_change(value: Any) -> bool:

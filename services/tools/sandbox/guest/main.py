@@ -174,14 +174,16 @@ def wait_for_end(control: socket.socket, pidfd: int, number: int) -> None:
 
 def end_all(pid: int, config: Json) -> tuple[int, float]:
     """Kill all that a run has left; return its own wait status and CPU time."""
-    if config["container"]:
+    shared = config["container"] and config["uid"] is None
+    if shared:
         kill_descendants()
     else:
+        # Every process but this one of the namespace, or of the user that only this sandbox has.
         with contextlib.suppress(ProcessLookupError):
-            os.kill(-1, signal.SIGKILL)  # every process of the namespace but this one
+            os.kill(-1, signal.SIGKILL)
     _, status, usage = os.wait4(pid, 0)
     # Orphans are adopted by this process: once it has no child, nothing of the run is left.
-    flags = os.WNOHANG if config["container"] else 0
+    flags = os.WNOHANG if shared else 0
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, flags)[0]:
             pass
@@ -189,7 +191,7 @@ def end_all(pid: int, config: Json) -> tuple[int, float]:
 
 
 def kill_descendants() -> None:
-    """Kill what descends from this process, where there is no namespace."""
+    """Kill what descends from this process, where others have its user and namespace."""
     for _ in range(KILL_ROUNDS):
         children = find_children()
         if not children:

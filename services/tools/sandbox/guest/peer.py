@@ -14,7 +14,6 @@ an object derives from, or fails.
 from __future__ import annotations
 
 import asyncio
-import builtins
 import contextlib
 import importlib
 import inspect
@@ -27,7 +26,15 @@ from time import perf_counter
 from typing import Any
 
 from .asserts import check_kept
-from .lent import LentContainers, can_change, change, has_leaves
+from .errors import (
+    is_exception_class,
+    leave_block,
+    make_exception,
+    make_exception_class,
+    read_args,
+    read_state,
+)
+from .lent import LentContainers, can_change, change, has_leaves, is_small
 from .proxy import (
     BINARY,
     UNARY,
@@ -45,6 +52,8 @@ from .values import (
     Reader,
     RefusedValue,
     Writer,
+    find_standard,
+    name_standard,
     read_number,
     write_plain_base,
 )
@@ -55,6 +64,10 @@ _OPEN_TYPES = (
     *("numpy.random._generator.Generator", "numpy.random.mtrand.RandomState"),
 )
 """Types whose public attributes show nothing of a process."""
+_ITERATION: dict[type, tuple[str, ...]] = {
+    types.GeneratorType: ("send", "throw", "close"),
+    types.AsyncGeneratorType: ("asend", "athrow", "aclose"),
+}
 
 
 class Peer:
@@ -91,11 +104,16 @@ class Peer:
         self._pending: dict[int, BaseException] = {}
         self._left: list[BaseException] = []
         """Exceptions of the test that have gone into the code."""
-        self._emptied: list[Any] = []
+        self._emptied: list[tuple[Any, list[Any]]] = []
+        """Arguments that the code has emptied, and what was in them."""
+        self._kept: list[Any] = []
+        """Arguments of the test that the code goes on to use."""
         self._before: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
         self._patched: list[Any] = []
         self._undo: list[Any] = []
-        self._lent = LentContainers(self._exchange, lambda value: self._write_all([value])[0])
+        self._lent = LentContainers(
+            self._exchange, lambda value: self._write_all([value])[0], self._change
+        )
         self._reader = Reader(self._resolve)
         self._operations: dict[str, Callable[..., Any]] = {
             **UNARY,
@@ -112,11 +130,15 @@ class Peer:
             "random": _call_random,
             "signature": write_signature,
             "global": lambda _, name: (scope or {})[name],
+            "kept": lambda _, number: self._kept[number],
             "readline": lambda size: sys.stdin.readline(size),
             "await": lambda awaitable: self._run(_finish(awaitable)),
             "anext": lambda iterator: self._run(_take_next(iterator)),
             "aenter": lambda manager: self._run(type(manager).__aenter__(manager)),
-            "aexit": lambda manager, *error: self._run(type(manager).__aexit__(manager, *error)),
+            "exit": lambda manager, *error: leave_block(type(manager).__exit__, manager, *error),
+            "aexit": lambda manager, *error: self._run(
+                leave_block(type(manager).__aexit__, manager, *error)
+            ),
         }
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -147,7 +169,11 @@ class Peer:
 
     def has_emptied(self, value: object) -> bool:
         """Tell whether a value is an argument of which the code has left nothing."""
-        return any(value is one for one in self._emptied) and not has_leaves(value)
+        return any(value is one for one, _ in self._emptied) and not has_leaves(value)
+
+    def content_of(self, emptied: object) -> list[Any]:
+        """Return the items of an argument before the code emptied it."""
+        return next(items for one, items in reversed(self._emptied) if one is emptied)
 
     def handed_over(self) -> list[tuple[float, Any]]:
         """Return the objects of this side that the other one was given to use, and when."""
@@ -167,6 +193,8 @@ class Peer:
     def _exchange(self, operation: str, *operands: Any) -> Any:
         known, earlier = len(self._objects), len(self._left)
         message = {"do": operation, "with": self._write_all(operands)}
+        if operation == "call" and (lent := self._lent.find_arguments(operands)):
+            message["lent"] = self._write_all(lent)
         if (patched := self._write_all(self._find_patched())) != self._patched:
             self._patched = message["patched"] = patched
         self._given += [(perf_counter(), value) for value in self._objects[known:]]
@@ -183,12 +211,19 @@ class Peer:
         if raised is not None:
             raise raised
         for key, content in answer.get("changed", ()):
-            argument = operands[1][key] if type(key) is int else operands[2][key]
-            new = self._reader.read(content)
-            if has_leaves(argument) and not has_leaves(new):
-                self._emptied.append(argument)
-            change(argument, new)
+            self._change(_argument(operands, key), self._reader.read(content))
+        for key, number in answer.get("kept", ()):
+            self._lent.lend_argument(int(number), _argument(operands, key))
+        if "same" in answer:
+            return _argument(operands, answer["same"])
         return self._reader.read(answer["value"])
+
+    def _change(self, container: Any, new: Any) -> None:
+        """Make a container of the test what the code has made of it."""
+        if has_leaves(container) and not has_leaves(new):
+            items = vars(container) if isinstance(container, types.SimpleNamespace) else container
+            self._emptied.append((container, list(items)))
+        change(container, new)
 
     def _find_patched(self) -> list[Any]:
         """Return (module, name, function) of what the test has replaced."""
@@ -258,7 +293,7 @@ class Peer:
         try:
             if self._scope is not None and "patched" in request:
                 self._patch(self._reader.read(request["patched"]))
-            self._send(self._perform(request["do"], request["with"]))
+            self._send(self._perform(request["do"], request["with"], request.get("lent", [])))
         except RefusedValue as exc:
             self._leave(exc)
             self._send({"refused": str(exc)})
@@ -270,7 +305,7 @@ class Peer:
         if self._scope is None:
             self._left.append(error)
 
-    def _perform(self, name: str, written: list[Any]) -> Any:
+    def _perform(self, name: str, written: list[Any], lent: list[Any]) -> Any:
         if self._scope is None and name != "readline":  # that of the input it has for the code
             self._check_reference(written)
         operands = self._reader.read(written)
@@ -279,11 +314,40 @@ class Peer:
             return {"value": self._write_all([found])[0]}
         if self._scope is None:
             _check_access(name, operands)
+        else:
+            self._put_own(operands, self._reader.read(lent))
         value = self._operations[name](*operands)
         answer = {"value": self._write_all([value])[0]}
         if name == "call":
             answer["changed"] = self._find_changes(written, operands)
+            if self._scope is not None:
+                answer |= self._find_kept(operands, value)
         return answer
+
+    def _put_own(self, operands: list[Any], lent: list[Any]) -> None:
+        """Put containers of the code in the place of copies that the test has of them."""
+        for key, operation, of in lent:
+            own = self._operations[operation](*of)
+            if type(own) is type(_argument(operands, key)):
+                operands[1 if type(key) is int else 2][key] = own
+
+    def _find_kept(self, operands: list[Any], value: Any) -> dict[str, Any]:
+        """Return which arguments the code goes on to use, and which one it returns."""
+        found: dict[str, Any] = {"kept": []}
+        for key in [*range(len(operands[1])), *operands[2]]:
+            argument = _argument(operands, key)
+            if not can_change(argument):
+                continue
+            if argument is value:
+                found["same"] = key
+            if any(argument is one for one in self._kept):
+                continue
+            # Those of the operands, of `argument` and of the call below, and of `value` twice.
+            own = 3 + 2 * (argument is value)
+            if sys.getrefcount(argument) > own and is_small(argument):
+                self._kept.append(argument)
+                found["kept"].append([key, len(self._kept) - 1])
+        return found
 
     def _check_reference(self, written: list[Any]) -> None:
         # Only what the tests have handed over: no builtin type, which could make new objects here.
@@ -337,17 +401,20 @@ class Peer:
         plain_number = read_number(value)
         if type(plain_number) is bool:
             return {"plain": plain_number}
+        if isinstance(value, BaseException):
+            return self._write_error(value)
         number = self._number(value)
         if isinstance(value, type) and issubclass(value, BaseException):
-            bases = [base.__name__ for base in value.__mro__ if base.__module__ == "builtins"]
-            return {"exception": [number, value.__name__, bases]}
+            bases = [base for base in value.__bases__ if issubclass(base, BaseException)]
+            place = [value.__module__, value.__name__]
+            return {"exception": [number, self._write_all(bases), *map(str, place)]}
         if inspect.isawaitable(value) and type(value).__module__ == "builtins":
             return {"coroutine": number}
         base = next((base for base in PLAIN_BASES if issubclass(type(value), base)), None)
         plain = self._write_all([write_plain_base(value)]) if base in FIXED_BASES else None
         if plain_number is not None:
             base, plain = type(plain_number), self._write_all([plain_number])
-        name = base.__name__ if base is not None else None
+        name = base.__name__ if base is not None else name_standard(type(value))
         # Numbered: an address would say where things are in the memory of this process.
         kind = self._kinds.setdefault(id(type(value)), len(self._kinds))
         return {"object": [number, kind, type(value).__name__, name, plain]}
@@ -367,24 +434,28 @@ class Peer:
                 "object": self._make_proxy,
                 "exception": self._make_class,
                 "coroutine": self._make_coroutine,
+                "error": self._make_error,
             }[name](content)
         return self._received[number]
 
     def _make_proxy(self, content: Any) -> Proxy:
         number, kind, kind_name, base_name, plain = content
         bases = {base.__name__: base for base in (*PLAIN_BASES, Fraction)}
-        base = None if base_name is None else bases[base_name]
+        base = bases.get(base_name)
+        shown = None if base is not None else find_standard(*(base_name or "").rpartition(".")[::2])
         snapshot = None if plain is None else tuple(self._reader.read(plain))
         if snapshot is not None and type(snapshot[0]) is not base:
             raise ValueError(base_name)
-        return make_proxy(Remote(self, number, kind, str(kind_name), base, snapshot))
+        return make_proxy(Remote(self, number, kind, str(kind_name), base, snapshot, shown))
 
     def _make_class(self, content: Any) -> type:
-        number, name, base_names = content
-        base = getattr(builtins, base_names[0])
-        if not (isinstance(base, type) and issubclass(base, BaseException)):
-            raise ValueError(base_names)
-        made = type(str(name), (base,), {"__getattr__": _get_of_exception})
+        number, written, module, name = content
+        bases = tuple(self._reader.read(written))
+        if not (bases and all(map(is_exception_class, bases))):
+            raise ValueError(bases)
+        if is_exception_class(found := find_standard(module, name)):
+            return found
+        made = make_exception_class(self, str(name), bases)
         self._received_classes[made] = number
         return made
 
@@ -399,40 +470,44 @@ class Peer:
     # --- exceptions -----------------------------------------------------------------------------
 
     def _write_exception(self, error: BaseException) -> Any:
-        kind = self._write_all([type(error)])[0]
-        try:
-            args = self._write_all(error.args)
-        except RefusedValue:
-            args = [str(error)]
-        return {"raise": [kind, args, self._describe(error), self._number(error)]}
+        return {"raise": [self._write_all([error])[0], self._describe(error)]}
 
     def _read_exception(self, content: Any) -> BaseException:
-        try:
-            kind, args, text, number = content
-            made_class = self._reader.read(kind)
-            if not issubclass(made_class, BaseException):
-                raise TypeError(made_class)
-            values = self._reader.read(args)
-        except (TypeError, ValueError) as exc:
-            raise RefusedValue("an exception that cannot be read") from exc
-        made: Any
-        try:
-            made = made_class(*values)
-        except Exception:  # noqa: BLE001 - its class wants other arguments
-            made = made_class.__new__(made_class)
-            made.args = tuple(values)
-        if isinstance(made, StopIteration | StopAsyncIteration):
+        written, text = content
+        error = self._reader.read(written)
+        if not isinstance(error, BaseException):
+            raise RefusedValue("an exception that cannot be read")
+        if isinstance(error, StopIteration | StopAsyncIteration):
             # Out of a call, it would end a `map` or `zip` of the caller's without a word.
-            made = RuntimeError(f"the call raised {made_class.__name__}")
-        made.agent_r1_text = text
-        made.agent_r1_proxy = make_proxy(Remote(self, number, 0, made_class.__name__, None, None))
+            proxy = vars(error).get("agent_r1_proxy")
+            error = RuntimeError(f"the call raised {type(error).__name__}")
+            vars(error).update({} if proxy is None else {"agent_r1_proxy": proxy})
+        if "agent_r1_proxy" in vars(error):
+            vars(error)["agent_r1_text"] = text
+        return error
+
+    def _write_error(self, error: BaseException) -> Any:
+        if (proxy := vars(error).get("agent_r1_proxy")) is not None:
+            return {"yours": remote_of(proxy).number}
+        kind = self._kinds.setdefault(id(type(error)), len(self._kinds))
+        (written,) = self._write_all([type(error)])
+        try:
+            content = self._write_all([read_args(error), error.__cause__, read_state(error)])
+        except RefusedValue:
+            content = self._write_all([(str(error),), None, {}])
+        return {"error": [self._number(error), kind, written, *content]}
+
+    def _make_error(self, content: Any) -> BaseException:
+        number, kind, *rest = content
+        made_class, args, cause, state = map(self._reader.read, rest)
+        if not is_exception_class(made_class):
+            raise ValueError(made_class)
+        made = make_exception(made_class, args)
+        if cause is not None:
+            made.__cause__ = cause
+        proxy = make_proxy(Remote(self, number, kind, made_class.__name__, None, None))
+        vars(made).update(state, agent_r1_proxy=proxy)
         return made
-
-
-def _get_of_exception(error: Any, name: str) -> Any:
-    if name.startswith("agent_r1_"):
-        raise AttributeError(name)
-    return getattr(error.agent_r1_proxy, name)
 
 
 def is_mock(kind: type) -> bool:
@@ -447,7 +522,7 @@ def _check_access(name: str, operands: list[Any]) -> None:
     Raises:
         AttributeError: the attribute is none of its business.
     """
-    if name in ("type", "doc", "signature", "global"):
+    if name in ("type", "doc", "signature", "global", "kept"):
         raise AttributeError(f"the tests show the code no {name} of their objects")
     if name not in ("get", "set", "del"):
         return
@@ -459,12 +534,18 @@ def _check_access(name: str, operands: list[Any]) -> None:
     if type(attribute) is str and not attribute.startswith(("_", "agent_r1_")):
         if name == "get" and (ours or f"{kind.__module__}.{kind.__qualname__}" in _OPEN_TYPES):
             return
+        if name == "get" and attribute in _ITERATION.get(kind, ()):
+            return
         # What a mock has made for the code, and nothing that tells it how to behave.
         if name == "get" and is_mock(kind) and not hasattr(kind, attribute):
             return
         if name == "set" and ours and not callable(getattr(owner, attribute, None)):
             return
     raise AttributeError(f"{kind.__name__!r} object shows the code no attribute {attribute!r}")
+
+
+def _argument(operands: Any, key: int | str) -> Any:
+    return operands[1][key] if type(key) is int else operands[2][key]
 
 
 def _call_random(module: str, name: str, args: list[Any], kwargs: dict[str, Any]) -> None:

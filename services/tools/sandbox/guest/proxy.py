@@ -12,6 +12,7 @@ from __future__ import annotations
 import builtins
 import collections
 import copy
+import functools
 import inspect
 import operator
 from collections.abc import Callable
@@ -43,7 +44,6 @@ UNARY: dict[str, Callable[..., Any]] = {
     "doc": lambda value: value.__doc__,
     "aiter": lambda value: type(value).__aiter__(value),
     "enter": lambda value: type(value).__enter__(value),
-    "exit": lambda value, *error: type(value).__exit__(value, *error),
 }
 BINARY = {name: getattr(operator, name) for name in (*_COMPARISONS, *_ARITHMETIC)}
 
@@ -58,6 +58,8 @@ class Remote:
     kind_name: str
     base: type | None
     snapshot: tuple[Any] | None
+    shown: type | None = None
+    """The class of the standard library that it is an object of."""
     ahead: collections.deque[Any] = field(default_factory=collections.deque)
     ended: bool = False
     fetched: int = 0
@@ -93,8 +95,8 @@ class Proxy:
 
     @property
     def __class__(self) -> type:  # type: ignore[reportIncompatibleMethodOverride]
-        # So that `isinstance` finds the builtin type it derives from.
-        return remote_of(self).base or Proxy
+        # So that `isinstance` finds the standard type it derives from.
+        return remote_of(self).base or remote_of(self).shown or Proxy
 
     def __getattr__(self, name: str) -> Any:
         if name == "__signature__":
@@ -166,7 +168,7 @@ def make_proxy(remote: Remote) -> Proxy:
     """Return what stands for an object of the other side."""
     base: Any = remote.base
     if remote.snapshot is None or base not in _PROXIES:
-        proxy = object.__new__(_ObjectProxy)
+        proxy = object.__new__(_find_object_proxy(remote.shown))
     else:
         proxy = base.__new__(_PROXIES[base], remote.snapshot[0])
     object.__setattr__(proxy, "agent_r1_remote", remote)
@@ -203,12 +205,10 @@ def plain_of(value: object) -> Any:
     return value
 
 
-def _leave(
-    proxy: Proxy, operation: str, kind: Any, error: BaseException | None, place: Any
-) -> bool:
+def _leave(proxy: Proxy, operation: str, kind: Any, error: BaseException | None, _: Any) -> bool:
     """Leave a `with` block of the test's, and return whether the code swallows its exception."""
     try:
-        swallows = bool(remote_of(proxy).peer.request(operation, proxy, kind, error, place))
+        swallows = bool(remote_of(proxy).peer.request(operation, proxy, kind, error))
     except BaseException as exc:
         check_kept(error, exc)
         raise
@@ -252,7 +252,7 @@ def _get_attribute(proxy: Proxy, name: str) -> Any:
 
 
 for _name in UNARY:
-    if _name not in ("hash", "deepcopy", "exit", "doc"):
+    if _name not in ("hash", "deepcopy", "doc"):
         setattr(Proxy, f"__{_name}__", _make_unary(_name))
 for _name in BINARY:
     _dunder = _name.rstrip("_")
@@ -267,5 +267,13 @@ def _derive(base: type, **namespace: Any) -> type:
     return type("object of the code", (Proxy, base), namespace)
 
 
-_ObjectProxy = _derive(object, __slots__=("__weakref__", "agent_r1_remote"))
+@functools.cache
+def _find_object_proxy(_: type | None) -> type:
+    """Return the class of proxies of objects that are shown as one of the standard library.
+
+    asyncio remembers for a class whether its objects are coroutines, so each has one of its own.
+    """
+    return _derive(object, __slots__=("__weakref__", "agent_r1_remote"))
+
+
 _PROXIES = {base: _derive(base, __getattribute__=_get_attribute) for base in FIXED_BASES}

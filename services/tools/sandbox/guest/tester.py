@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
+import copy
 import functools
 import importlib
 import random  # noqa: F401 - its seeds are shared with the code
@@ -24,11 +25,11 @@ from typing import Any
 
 from .asserts import SETUP_NAME, TEST_NAME, TEST_NAMES, CheckFailedError, Mark, find_marks
 from .peer import TEST_MODULE, Peer
-from .proxy import kind_of, plain_of, type_of
+from .proxy import is_proxy, kind_of, plain_of, type_of
 from .values import STANDARD_TYPES
 
 SHOWN_CHARS = 200
-_LEFT, _FAILED, _TYPE, _LEAN = "@left", "@failed", "@type", "@lean"
+_LEFT, _FAILED, _TYPE, _LEAN, _ABSENT = "@left", "@failed", "@type", "@lean", "@absent"
 """Names that no program can write."""
 
 _SEEDS = (("random", "seed"), ("random", "setstate"), ("numpy.random", "seed"))
@@ -100,6 +101,7 @@ def run_test(request: dict[str, Any], peer: Peer) -> None:
     judged: dict[str, float] = {}
     scope: dict[str, Any] = {"__name__": TEST_MODULE, "__builtins__": own}
     scope |= {_FAILED: fail, _TYPE: type_of, _LEAN: functools.partial(lean, peer)}
+    scope[_ABSENT] = functools.partial(absent, peer)
     scope |= {name: functools.partial(note_judged, judged, name) for name in test.marks}
     if "numpy" in test.imported:
         with contextlib.suppress(ImportError):  # which the test itself will raise
@@ -158,7 +160,7 @@ def find_codes(value: object, scope: dict[str, Any]) -> list[CodeType]:
     waiting = [value]
     while waiting:
         value = waiting.pop()
-        if id(value) in seen:
+        if id(value) in seen or is_proxy(value):
             continue
         seen[id(value)] = value
         match value:
@@ -296,8 +298,10 @@ class WatchTest(ast.NodeTransformer):
         else:
             node.args = node.args if len(node.args) > 1 else [*map(self._watch_truth, node.args)]
             looked_at = self._find_compared(node.args)
+        missing = node.args[:2] if name == "assertNotIn" else []
         self.generic_visit(node)
         watched = self._lean(node, *looked_at)
+        watched = self._absent(watched, *missing) if len(missing) > 1 else watched
         return watched if mark is None else _call(mark, watched)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
@@ -343,8 +347,27 @@ class WatchTest(ast.NodeTransformer):
         same = all(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops)
         sides = [] if same else [node.left, *node.comparators]
         looked_at = self._find_compared(sides, ordered=ordered)
+        missing = [node.left, *node.comparators] if isinstance(node.ops[-1], ast.NotIn) else []
         self.generic_visit(node)
-        return self._lean(node, *looked_at)
+        watched = self._lean(node, *looked_at)
+        return self._absent(watched, *missing[-2:]) if missing else watched
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        """Return the operation; `not x in y` is `x not in y`."""
+        match node:
+            case ast.UnaryOp(op=ast.Not(), operand=ast.Compare(ops=[ast.In()]) as test):
+                test.ops = [ast.NotIn()]
+                return self.visit(test)
+        self.generic_visit(node)
+        return node
+
+    def _absent(self, node: ast.expr, item: ast.expr, container: ast.expr) -> ast.expr:
+        """Return an expression that fails where the container is empty of more than the item."""
+        read = sorted(self._read(container) - vars(builtins).keys())
+        plain = not any(isinstance(one, (ast.Call, ast.Await)) for one in ast.walk(item))
+        items = ast.Tuple([copy.deepcopy(item)] if plain else [], ast.Load())
+        names = [ast.Name(name, ast.Load()) for name in read]
+        return _call(_ABSENT, node, items, *names) if names else node
 
     def _find_compared(self, sides: list[ast.expr], *, ordered: bool = False) -> list[ast.expr]:
         """Return those that are compared with what comes from them or from the code."""
@@ -409,6 +432,18 @@ def lean(peer: Peer, value: object, *looked_at: object) -> object:
     """
     if any(map(peer.has_emptied, looked_at)):
         raise CheckFailedError("the code has emptied an argument that the test goes on to look at")
+    return value
+
+
+def absent(peer: Peer, value: object, items: tuple[object, ...], *looked_at: object) -> object:
+    """Return whether something is not in others.
+
+    Raises:
+        CheckFailedError: the code has emptied one that held anything else as well.
+    """
+    for one in looked_at:
+        if peer.has_emptied(one) and any(old not in items for old in peer.content_of(one)):
+            raise CheckFailedError("the code has emptied an argument, not removed one item of it")
     return value
 
 

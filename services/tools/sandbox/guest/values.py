@@ -42,6 +42,9 @@ _COPIES: dict[type, Callable[[Any], Any]] = {
     dict: lambda value: dict(dict.items(value)),
     set: lambda value: set(set.__iter__(value)),
 }
+_STANDARD_MODULES = sys.stdlib_module_names - {"unittest"}
+"""Without what decides whether a test has passed."""
+_INTERPRETER_TYPES = {kind.__name__: kind for kind in vars(types).values() if type(kind) is type}
 PLAIN_BASES = tuple(_COPIES)
 """What the solution's own classes may derive from: the first seven cannot change."""
 FIXED_BASES = PLAIN_BASES[:7]
@@ -90,7 +93,7 @@ class Writer:
         if kind in _MAPPINGS:
             pairs = [self.write_all(pair, depth) for pair in kind.items(value)]
             return {_MAPPINGS[kind]: pairs}
-        if isinstance(value, type) and getattr(builtins, value.__name__, None) is value:
+        if issubclass(kind, type) and getattr(builtins, value.__name__, None) is value:
             return {"builtin": value.__name__}
         return self._write_numpy(value, depth) or _write_mpmath(value) or self._refer(value)
 
@@ -186,6 +189,23 @@ def write_plain_base(value: Any) -> Any:
         if isinstance(value, base):
             return copy(value)
     raise TypeError(f"{type(value).__name__!r} derives from no plain type")
+
+
+def name_standard(kind: type) -> str | None:
+    """Return the module and name of the class of the standard library that a class derives from."""
+    for base in kind.__mro__[:-1]:
+        if str(base.__module__).partition(".")[0] in _STANDARD_MODULES:
+            return f"{base.__module__}.{base.__qualname__}"
+    return None
+
+
+def find_standard(module: str, name: str) -> type | None:
+    """Return a class of the standard library, or of the interpreter, that is known here by now."""
+    if module.partition(".")[0] not in _STANDARD_MODULES:
+        return None
+    found = getattr(sys.modules.get(module), name, None)
+    found = _INTERPRETER_TYPES.get(name) if module == "builtins" and found is None else found
+    return found if isinstance(found, type) and found not in PLAIN_BASES else None
 
 
 def read_number(value: Any) -> bool | int | Fraction | float | complex | None:

@@ -234,6 +234,20 @@ async def test_deadline_ends_a_call_that_hangs():
     assert caught.value.reason.startswith("tool_timeout: search: nothing usable within 0.2 s")
     assert "env.tool_timeout_s" in str(caught.value)
     assert time.monotonic() - started < 5
+    assert caught.value.instance == ""  # a fixed URL, behind which any may be
+
+
+async def test_an_announced_instance_that_never_answers_is_named():
+    async def hang(_: ToolCall) -> ToolResult:
+        await asyncio.sleep(30)
+        return ToolResult()
+
+    async with FakeToolServer(answer=hang) as server, client_of(server, timeout_s=0.2) as client:
+        (endpoint,) = client.directory.endpoints("search").values()
+        endpoint.instance, endpoint.version = "search-1", "7"
+        with pytest.raises(ToolOutageError, match=r"no answer from instance search-1$") as caught:
+            await search(client)
+    assert caught.value.instance == "search-1"
 
 
 async def test_service_that_ran_out_of_time_is_a_timeout_and_not_asked_again():

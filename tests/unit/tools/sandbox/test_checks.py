@@ -106,6 +106,7 @@ def test_a_check_function_with_a_loop_is_one_test():
         ({"setup": f"x = {'-' * 30_000}1", "tests": ["assert f(1)"]}, "nested too deeply"),
         ({"check": "def check(c): pass"}, "both check and entry_point"),
         ({"tests": [f"x = '{'x' * MAX_TEST_CHARS}'"]}, "the limit is 40000"),
+        ({"tests": ["assert f(1)"] * 20_001}, "has 20001 tests; the limit is 20000"),
         ({"tests": ["[]," * 2_700_000]}, "a test in tool_context has 8100000 characters"),
         (
             # 500 x (11 + 10,000) = 5,005,500

@@ -240,7 +240,7 @@ class Pair:
 
     def __init__(self, code: str) -> None:
         scope: dict[str, Any] = {"__name__": "solution"}
-        exec(code, scope)
+        exec(compile(code, "<code>", "exec", dont_inherit=True), scope)
         self._to_code: queue.Queue[str | None] = queue.Queue()
         self._to_tests: queue.Queue[str] = queue.Queue()
         self.sent_to_code: list[str] = []
@@ -504,6 +504,98 @@ def note(x): history.append(x)
 def forge(node):
     node.check = lambda: True
 def make(node): return type(node)(1)
+import dataclasses, io, json, threading, traceback
+@contextlib.contextmanager
+def managed(log):
+    log.append("in")
+    try:
+        yield log
+    except ValueError as e:
+        log.append(str(e))
+        if e.args == ("pass",): raise
+    finally:
+        log.append("out")
+@contextlib.asynccontextmanager
+async def amanaged(kind):
+    try:
+        yield 3
+    except kind:
+        pass
+def gen():
+    got = []
+    while True:
+        try:
+            got.append((yield len(got)))
+        except ValueError as e:
+            got.append(e)
+            yield str(e)
+class AppError(Exception): pass
+class NotFound(AppError, KeyError):
+    def __init__(self, key, hint=None):
+        super().__init__(key)
+        self.key, self.hint = key, hint
+    def __str__(self): return f"no {self.key}"
+def find(key): raise NotFound(key)
+def chain(x):
+    try: return 1 / x
+    except ZeroDivisionError as e: raise AppError("chain") from e
+def group(): raise ExceptionGroup("g", [ValueError(1), NotFound("k")])
+def errors(): return [ValueError("a"), NotFound("b")]
+def cause_of(f):
+    try: f()
+    except Exception as e: return [type(e.__cause__).__name__, str(e.__cause__)]
+def split(f):
+    found = []
+    try: f()
+    except* ValueError as g: found += [str(e) for e in g.exceptions]
+    except* TypeError as g: found.append("type")
+    return found
+def parse(text): return json.loads(text)
+@dataclasses.dataclass(frozen=True)
+class P:
+    x: int
+def setx(p): p.x = 3
+def opened(): return open("/no/such/file")
+def noted():
+    e = ValueError("n"); e.add_note("here"); e.code = 7
+    raise e
+@dataclasses.dataclass
+class DataError(Exception):
+    x: int
+def data_error(x): return DataError(x)
+class Log:
+    def __init__(self): self.seen = []
+    def __enter__(self): return self
+    def __exit__(self, kind, error, place):
+        self.seen = [kind is ValueError, isinstance(error, ValueError), place is not None]
+        self.seen.append("ValueError" in traceback.format_exc())
+        return True
+class Obs:
+    def __init__(self, log): self.log = log
+    def notify(self, x): self.log.append(x)
+    def clear(self): self.log.clear()
+def buf(): return io.BytesIO(b"abc")
+class Th(threading.Thread): pass
+from collections.abc import Mapping
+class M(Mapping):
+    def __getitem__(self, k): return 1
+    def __iter__(self): return iter([1])
+    def __len__(self): return 1
+class Meth:
+    async def am(self): return 1
+    def gm(self): yield 1
+    def m(self): return 1
+def grow(a): a.append(1); return a
+def raiser(e): raise e
+def same_error(e): return e
+def caught(f):
+    try: f()
+    except Exception as e: return e
+def later_raise(f):
+    try: f()
+    except KeyError as e: raise e
+import unittest
+def skip_test(*_): raise unittest.SkipTest
 """
 
 
@@ -584,6 +676,9 @@ def make(node): return type(node)(1)
         "x = [3, 1]\nfor y in consume(x):\n    assert y in (3, 1)\nassert x == []",
         "x = [3, 1]\nfound = []\nwhile x:\n    found.append(pop(x))\nassert found == [1, 3]",
         "x = [3]\nclear(x)\nx.append(4)\nassert all(y == 4 for y in x) and x == sorted(x)",
+        "x = [1, 1]\nremove(x, 1)\nassert 1 not in x and not 1 in x and 2 not in [1]",
+        "x = {'a': 1}\nclear(x)\nassert 'a' not in x and not x",
+        "x = [3, 1]\nclear(x)\nx.append(4)\nassert 3 not in x and not 5 in [x]",
         "x = []\nclear(x)\nassert x == sorted(x) and all(y == 4 for y in x)",
         "for x, want in (([1, 1], []), ([1, 2], [2])):\n    remove(x, 1)\n    assert x == want",
         "import unittest\nt = unittest.TestCase()\nx = [3]\nclear(x)\nt.assertEqual(x, [])\n"
@@ -600,6 +695,113 @@ def make(node): return type(node)(1)
         "        raise ValueError\n    return 7\nassert work() == 7 and len(tries) == 3",
         "def check(x):\n    y = divide(x)\n    assert y == 1\n    return y\n"
         "try:\n    apply(check, 0)\nexcept ZeroDivisionError: pass\nassert apply(check, 1) == 1",
+        # Exceptions of either side, on the other one.
+        "log = []\nwith managed(log):\n    raise ValueError('a')",
+        "try:\n    with managed([]):\n        raise ValueError('pass')\n"
+        "except ValueError as e:\n    assert e.args == ('pass',)\nelse:\n"
+        "    assert False",
+        "e = ValueError('pass')\ntry:\n    with managed([]):\n        raise e\n"
+        "except ValueError as f:\n    assert e is f\nelse:\n    assert False",
+        "try:\n    with managed([]):\n        raise KeyError('a')\n"
+        "except KeyError: pass\nelse:\n    assert False",
+        "import asyncio\nasync def run():\n    async with amanaged(KeyError) as x:\n"
+        "        raise KeyError('q')\n    return 5\nassert asyncio.run(run()) == 5",
+        "import asyncio\nasync def run():\n    async with amanaged(KeyError) as x:\n"
+        "        raise OSError('q')\n    return 5\ntry:\n    asyncio.run(run())\n"
+        "except OSError: pass\nelse: assert False",
+        "class Mine(Exception): pass\nimport asyncio\nasync def run():\n"
+        "    async with amanaged(Mine) as x:\n        raise Mine('q')\n    return 5\n"
+        "assert asyncio.run(run()) == 5",
+        "g = gen()\nassert next(g) == 0\nassert g.throw(ValueError('x')) == 'x'",
+        "g = gen()\nnext(g)\nassert g.throw(ValueError) == ''",
+        "g = gen()\nnext(g)\ntry:\n    g.throw(KeyError('x'))\nexcept KeyError as e:\n"
+        "    assert e.args == ('x',)\nelse: assert False",
+        "try:\n    find('k')\nexcept AppError as e:\n"
+        "    assert e.key == 'k' and str(e) == 'no k'\nelse: assert False",
+        "try:\n    find('k')\nexcept KeyError as e:\n"
+        "    assert isinstance(e, AppError) and isinstance(e, NotFound)\n"
+        "else: assert False",
+        "assert issubclass(NotFound, AppError) and issubclass(NotFound, LookupError)",
+        "e = NotFound('k', hint=3)\nassert e.key == 'k' and e.hint == 3 and str(e) == 'no k'",
+        "try:\n    raise NotFound('k')\nexcept AppError as e:\n    assert e.key == 'k'",
+        "try:\n    chain(0)\nexcept AppError as e:\n"
+        "    assert isinstance(e.__cause__, ZeroDivisionError)\nelse: assert False",
+        "try:\n    group()\nexcept* ValueError as g:\n"
+        "    assert g.exceptions[0].args == (1,)\nexcept* KeyError as g:\n"
+        "    assert g.exceptions[0].key == 'k'",
+        "try:\n    group()\nexcept ExceptionGroup as g:\n"
+        "    assert len(g.exceptions) == 2 and g.message == 'g'\nelse: assert False",
+        "a, b = errors()\n"
+        "assert isinstance(a, ValueError) and str(a) == 'a'\n"
+        "assert isinstance(b, NotFound) and b.key == 'b'",
+        "def f():\n    try: 1 / 0\n"
+        "    except ZeroDivisionError as e: raise ValueError('v') from e\n"
+        "assert cause_of(f) == ['ZeroDivisionError', 'division by zero']",
+        "def f(): raise ExceptionGroup('m', [ValueError('v'), TypeError()])\n"
+        "assert split(f) == ['v', 'type']",
+        "import json\ntry: parse('{')\n"
+        "except json.JSONDecodeError as e: assert e.pos == 1 and e.lineno == 1\n"
+        "else: assert False",
+        "import unittest, json\n"
+        "with unittest.TestCase().assertRaises(json.JSONDecodeError): parse('{')",
+        "from dataclasses import FrozenInstanceError\ntry: setx(P(1))\n"
+        "except FrozenInstanceError: pass\nelse: assert False",
+        "try: opened()\n"
+        "except FileNotFoundError as e: assert e.errno == 2 and e.filename == '/no/such/file'\n"
+        "else: assert False",
+        "try: noted()\n"
+        "except ValueError as e: assert e.__notes__ == ['here'] and e.code == 7\n"
+        "else: assert False",
+        "assert data_error(3) == data_error(3) != data_error(4)\n"
+        "assert DataError(3) == data_error(3)",
+        "l = Log()\nwith l:\n    raise ValueError\nassert l.seen == [True, True, True, True]",
+        "l = Log()\nwith l:\n    pass\nassert l.seen[:3] == [False, False, False]",
+        "e = KeyError('z')\nassert same_error(e) is e",
+        "e = KeyError('z')\ntry: raiser(e)\nexcept KeyError as f: assert f is e\n"
+        "else: assert False",
+        "e = NotFound('z')\nassert same_error(e) is e",
+        "def bad(): raise KeyError('x')\ne = caught(bad)\n"
+        "assert isinstance(e, KeyError) and e.args == ('x',)",
+        "def bad(): raise KeyError('x')\ntry: later_raise(bad)\n"
+        "except KeyError as e: assert e.args == ('x',)\nelse: assert False",
+        "class Mine(Exception):\n    def __init__(self, a, b):\n        self.a = a\n"
+        "        super().__init__(b)\ne = Mine(1, 2)\n"
+        "assert same_error(e) is e and caught(lambda: raiser(e)) is e",
+        # Containers that the code keeps or returns.
+        "log = []\no = Obs(log)\no.notify(1)\no.notify(2)\nassert log == [1, 2] and o.log == log",
+        "log = [0]\no = Obs(log)\nlog.append(5)\no.notify(1)\n"
+        "assert log == [0, 5, 1] and o.log == [0, 5, 1]",
+        "log = []\nwith managed(log):\n    assert log == ['in']\n    log.append('x')\n"
+        "assert log == ['in', 'x', 'out']",
+        "a = []\nb = grow(a)\nb.append(2)\nassert a == [1, 2]",
+        # Classes of the standard library.
+        "import types\nassert isinstance(count(3), types.GeneratorType)",
+        "import collections.abc as c\n"
+        "assert isinstance(count(3), c.Generator) and isinstance(count(3), c.Iterator)",
+        "import inspect\nassert inspect.isgenerator(count(3)) and not inspect.isgenerator(same)",
+        "import inspect\n"
+        "assert inspect.iscoroutinefunction(later) and not inspect.iscoroutinefunction(same)",
+        "import asyncio\nassert asyncio.iscoroutinefunction(later)",
+        "import inspect\n"
+        "assert inspect.isgeneratorfunction(count) and inspect.isasyncgenfunction(ticks)",
+        "import inspect\n"
+        "assert inspect.isasyncgen(ticks(2)) and inspect.isfunction(same)\n"
+        "assert inspect.isclass(Vector) and not inspect.isclass(same)",
+        "import inspect\nm = Meth()\n"
+        "assert inspect.iscoroutinefunction(m.am) and inspect.isgeneratorfunction(m.gm)\n"
+        "assert inspect.ismethod(m.m)",
+        "import types\n"
+        "assert isinstance(same, types.FunctionType) and isinstance(Vector, type)\n"
+        "assert not isinstance(Vector(1), type)",
+        "import io\nassert isinstance(buf(), io.BytesIO) and buf().read() == b'abc'",
+        "import threading\nassert isinstance(Th(), threading.Thread)",
+        "import collections.abc\nassert isinstance(M(), collections.abc.Mapping)",
+        "import enum\nassert isinstance(Color.RED, enum.Enum)",
+        "c = count(3)\nassert iter(c) is c",
+        "t = Table()\nt.add(2)\nt.add(1)\nrows = t.rows\nsort(rows)\n"
+        "assert rows == t.rows == [1, 2]",
+        "x = [2, 1]\no = Obs(x)\nsort(x)\no.notify(5)\nassert x == [1, 2, 5]",
+        "x = [2, 1]\no = Obs(x)\no.clear()\nassert x == [] and not x",
         # Values and functions of other kinds.
         "note(3)\nhistory.append(4)\nnote(5)\nassert history == [3, 4, 5]\nhistory.clear()\n"
         "note(6)\nassert history == [6]",
@@ -711,6 +913,12 @@ EMPTIED = [
     USED + "assert not [y for y in x if y != 7]",
     USED + "assert sum(y != 7 for y in x) == 0",
     USED + "while x:\n    assert x.pop() == 7",
+    USED + "assert 3 not in x",
+    USED + "assert not 3 in x and not x",
+    USED + "assert all(y not in x for y in (3, 7))",
+    "x = {0: 1, 2: 3}\nclear(x)\nassert 0 not in x",
+    "x = {0: 1, 2: 3}\nclear(x)\nassert 0 not in x.keys()",
+    CASE + USED + "t.assertNotIn(3, x)",
     USED + "z = x\nassert z == sorted(z)",
     "x = [3, 1]\nassert clear(x) == x",
     "x = [3, 1]\nassert x == same(clear(x))",
@@ -818,6 +1026,14 @@ EMPTIED = [
         ("x = [[3], [1]]\nassert clear_rows(x) == sum(x, [])", AssertionError),
         ("x = {3}\nclear(x)\nassert all(n == 2 for n in x)", AssertionError),
         *((test, AssertionError) for test in (*SWALLOWED, *REPLACED, *EMPTIED)),
+        # An argument that the code empties later, and what would end the tests as if they passed.
+        ("x = [3, 1]\no = Obs(x)\no.clear()\nassert x == sorted(x)", AssertionError),
+        (
+            "import unittest\nclass Case(unittest.TestCase):\n    def runTest(self):\n"
+            "        self.assertEqual(skip_test(1), 2)\n"
+            "assert unittest.TextTestRunner().run(Case()).wasSuccessful()",
+            AssertionError,
+        ),
         ("assert peek(lambda: 1)", AttributeError),
         ("assert no_such_name(1) == 1", NameError),
         (
