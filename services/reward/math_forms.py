@@ -54,10 +54,10 @@ _EMPHASIS = re.compile(
 _CURRENCY = r"\\?[$€£¥₹￥￡]"
 _FOREIGN_CURRENCY = re.compile(r"[€£¥₹￥￡](?=\s*[-+]?[\d.])|(?<=\d)\s*[€£¥₹￥￡]")
 _DEGREES = re.compile(
-    r"(?:[\u00b0\u00ba]|\^\s?\{?\s?\\(?:circ|degree)\s?\}?|\\degree)\s*(?:(?:\\(?:text|mathrm))?\{?\s?[CF]\b\}?)?"
+    r"(?:\{\})?(?:\\(?:text|mathrm)\{\s?[\u00b0\u00ba]\s?[CF]?\}|(?:[\u00b0\u00ba]|\^\s?\{\s?\\circ\s?\}"
+    r"|\^\s?\\circ|\^?\\degree)\s*(?:(?:\\(?:text|mathrm)\s?)?\{\s?[CF]\s?\}|[CF]\b)?)"
 )
-_LETTER = re.compile(r"\A\s*\(?([a-zA-Z])[).:]+\s*\Z")
-"""A choice: A), (A) or A."""
+_LETTER = re.compile(r"\A\s*\(?([a-zA-Z])[).:]+\s*\Z")  # a choice: A), (A) or A.
 _UNDERSCORES = re.compile(r"(?<!\w)\d{1,3}(?:_\d{3})+(?!\w)")
 _MIXED = re.compile(r"(?<![\w.,/^])(\d+)\s+(\d+)\s*/\s*(\d+)(?!\w|[.,]\d|\s*[/^!])")
 _SCIENTIFIC = re.compile(r"(?<![\w.])(\d+(?:\.\d*)?|\.\d+)[eE]([-+]?\d{1,3})(?!\w|\.\d)")
@@ -300,7 +300,7 @@ def number_of(answer: str) -> str:
 
     An expression stays as it is, and so does an answer that leaves a choice: 3 or 5, 3 to 5.
     """
-    answer = _BEFORE.sub("", answer.rstrip(_AROUND))
+    answer = _BEFORE.sub("", _LOOKS.sub(r"\1", answer).rstrip(_AROUND))
     words = {word.lower() for word in _WORD.findall(answer)} - {"frac", "dfrac", "tfrac"}
     if not words or words & _FUNCTIONS or _COMMAND.search(answer) or _CHOICE.search(answer):
         return answer

@@ -361,6 +361,8 @@ EQUAL = [
     *(("A", form) for form in ("A)", "(A)", "A.", "(A).", r"\textbf{A)}", r"\text{A)}")),
     *(("1000000", form) for form in ("10**6", "10 ** 6", "(10)**(6)", r"10^6")),
     ("x^2", "x**2"),
+    *(("73", rf"73{form}") for form in ("\\text{\u2103}", "\\text{ \u00b0C}", r"{}^\circ\text{C}")),
+    (r"\frac{90}{2}", r"\frac{90^\circ}{2}"),
     *(("73", form) for form in ("73\u2103", "73\u2109", "73\u00b0C", "73\u00b0", "73 \u00b0F")),
     *(("73", rf"73{form}") for form in (r"^\circ C", r"^{\circ}\text{C}", r"^\circ\,\mathrm{F}")),
     *(("73", form) for form in ("=73", "73,", r"\bigl(73\bigr)", r"\ensuremath{73}")),

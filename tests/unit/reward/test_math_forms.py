@@ -244,6 +244,7 @@ def test_a_dash_that_begins_a_line_with_words_is_a_bullet(text: str, number: str
         ("so 1 2345", "2345"),
         ("in 2020 300 came", "300"),
         ("so 10**6", "10^{6}"),
+        (r"so 10,\!080", "10,080"),
         (r"so \boldsymbol{73}.", "73"),
         (r"so \underline{\textbf{-73}}.", "-73"),
         ("It is 73\u2103.", "73"),
@@ -341,6 +342,8 @@ def test_the_expression_that_a_text_begins_with(text: str, number: str | None):
         ("...5", "5"),
         ("The answer is .5.", ".5"),
         (r"The answer is \frac12", r"\frac12"),
+        (r"\boldsymbol{73} apples", "73"),
+        (r"{\bf 73} apples", "73"),
         ("The answer is \u2212(73)", "-73"),
         ("The answer is \u221273", "-73"),
         # Expressions stay what they are.
