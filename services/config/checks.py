@@ -29,10 +29,10 @@ from agent_r1.config.sources import ConfigError, at_hand, quoted
 from agent_r1.learner.redis_memory import redis_memory_problem
 from agent_r1.reward.components import COMPARES_ANSWER
 from agent_r1.reward.scoring import accepted_answers
-from agent_r1.runtime.extras import MissingPackageError
 from agent_r1.runtime.files.data_source import DataSource
 from agent_r1.runtime.files.foreign import foreign_format
 from agent_r1.runtime.files.tasks import TaskFileError, numbered_tasks, refuse_images
+from agent_r1.runtime.imports import MissingPackageError
 from agent_r1.runtime.memory import MIB
 from agent_r1.tools.search.config import SearchConfig
 from agent_r1.weights.adapters import adapter_shapes, check_start

@@ -31,11 +31,11 @@ from agent_r1.learner.config import EngineConfig
 from agent_r1.rollout.policy import PolicySetupError
 from agent_r1.rollout.vllm.settings import choose_model_runner
 from agent_r1.runtime.config import ListenConfig
-from agent_r1.runtime.extras import MissingPackageError
 from agent_r1.runtime.files.room import free_bytes, nearest_existing, readable_size
 from agent_r1.runtime.files.run_folder import CHECKPOINTS_DIR
 from agent_r1.runtime.files.tasks import TaskFileError
 from agent_r1.runtime.http.token import TOKEN_SOURCES, RunToken, find_token, token_headers
+from agent_r1.runtime.imports import MissingPackageError
 from agent_r1.tools.search.config import SearchConfig
 from agent_r1_proto.tools import ToolSpec
 

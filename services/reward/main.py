@@ -13,8 +13,8 @@ from agent_r1.reward.app import create_app
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
 from agent_r1.reward.worker import READ_BLOCK_S, STOP_GRACE_S, RewardWorker
+from agent_r1.runtime.announcements import make_consumer_name
 from agent_r1.runtime.config import RedisConfig, RunConfig
-from agent_r1.runtime.consumer_names import make_consumer_name
 from agent_r1.runtime.http.serving import serve_app
 from agent_r1.runtime.http.token import RunToken, find_token
 from agent_r1.text.reading import TurnReader

@@ -30,9 +30,12 @@ from agent_r1.rollout.tool_calls.discovery import ToolDirectory
 from agent_r1.rollout.watchdog import watch
 from agent_r1.rollout.weight_versions import WeightVersions
 from agent_r1.rollout.worker import RolloutWorker
-from agent_r1.runtime.announcements import withdraw_announcement, write_announcement
+from agent_r1.runtime.announcements import (
+    make_consumer_name,
+    withdraw_announcement,
+    write_announcement,
+)
 from agent_r1.runtime.config import ModelConfig, RedisConfig, RunConfig
-from agent_r1.runtime.consumer_names import make_consumer_name
 from agent_r1.runtime.exit_status import STOP_SIGNALS
 from agent_r1.runtime.files.room import require_shared_memory
 from agent_r1.runtime.http.serving import advertised_url, bind, serving

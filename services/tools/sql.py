@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import JsonValue
 from pydantic_core import to_jsonable_python
 
-from agent_r1.runtime.extras import import_extra
+from agent_r1.runtime.imports import import_extra
 from agent_r1.tools.base import Arguments, CallContext, Tool, ToolUnavailableError
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tools import ToolResult

@@ -12,11 +12,11 @@ from typing import Any
 from agent_r1.evaluation.matrix import questions
 from agent_r1.evaluation.matrix.config import SetName
 from agent_r1.evaluation.matrix.questions import Question
-from agent_r1.runtime.extras import MissingPackageError
 from agent_r1.runtime.files.columns import as_json
 from agent_r1.runtime.files.data_source import DataSource
 from agent_r1.runtime.files.rows import TaskFileError, rows_of
 from agent_r1.runtime.files.source import SourceError, read_records
+from agent_r1.runtime.imports import MissingPackageError
 
 
 class NoDataError(Exception):

@@ -20,8 +20,8 @@ from agent_r1.learner.engine.division import whole_shape
 from agent_r1.learner.engine.linear import use_fast_products
 from agent_r1.learner.engine.model import load_causal_model, parameter_names
 from agent_r1.runtime.config import LoraConfig, ModelConfig
-from agent_r1.runtime.extras import import_extra
 from agent_r1.runtime.files.writing import replace_directory, report_full_disk
+from agent_r1.runtime.imports import import_extra
 from agent_r1.weights.adapters import (
     ADAPTER_FILE,
     PREFIX,

@@ -13,10 +13,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from agent_r1.runtime.extras import import_extra
 from agent_r1.runtime.files.columns import Struct
 from agent_r1.runtime.files.data_source import DataSource
 from agent_r1.runtime.files.foreign import foreign_format, numbered_lines
+from agent_r1.runtime.imports import import_extra
 
 EXTRA = "data"
 ROWS_AT_ONCE = 1024

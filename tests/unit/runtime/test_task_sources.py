@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from agent_r1.runtime.extras import MissingPackageError
 from agent_r1.runtime.files.data_source import DataSource
 from agent_r1.runtime.files.tasks import TaskFileError, read_task_file, source_digest
+from agent_r1.runtime.imports import MissingPackageError
 from agent_r1_proto.tasks import Task
 
 QA = {"prompt": "question", "answers": "answer", "id": "key", "metadata.type": "info.level"}

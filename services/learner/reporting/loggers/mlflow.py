@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent_r1.learner.reporting.loggers.base import RunFacts
-from agent_r1.runtime.extras import import_extra
+from agent_r1.runtime.imports import import_extra
 
 EXPERIMENT = "agent-r1"
 """Where MLFLOW_EXPERIMENT_NAME names no other."""

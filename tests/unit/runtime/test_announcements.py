@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agent_r1.runtime.consumer_names import make_consumer_name
+from agent_r1.runtime.announcements import make_consumer_name
 
 
 def test_a_service_that_is_restarted_keeps_its_name_and_no_other_has_it(tmp_path: Path):
