@@ -1,4 +1,4 @@
-"""What user code builds on: `from agent_r1 import Tool, ToolEnv`; and `agent_r1.train(config)`.
+"""What user code builds on: `from agent_r1 import Tool, ToolEnv`; and `agent_r1.train`.
 
 Names are loaded when they are first asked for, so that importing `agent_r1` costs nothing and never
 brings in torch or vllm.
@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from agent_r1.cli.api import RunStoppedError, train
+    from agent_r1.cli.api import RunStoppedError, evaluate, train
     from agent_r1.reward.trl import trl_reward
     from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn, ToolEnv
     from agent_r1.text.tool_formats import CallBlock, ParsedCall, ToolFormat
@@ -48,6 +48,7 @@ __all__ = [
     "ToolSpec",
     "ToolUnavailableError",
     "error_result",
+    "evaluate",
     "text_result",
     "tool",
     "train",
@@ -55,7 +56,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "agent_r1.cli.api": ("RunStoppedError", "train"),
+    "agent_r1.cli.api": ("RunStoppedError", "evaluate", "train"),
     "agent_r1.reward.trl": ("trl_reward",),
     "agent_r1.rollout.envs": ("CallResult", "EnvStep", "ModelTurn", "ToolEnv"),
     "agent_r1.text.tool_formats": ("CallBlock", "ParsedCall", "ToolFormat"),

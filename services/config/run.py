@@ -259,6 +259,13 @@ def load_config(
     return loaded
 
 
+def load_given(config: str | Path | Mapping[str, Any], options: Sequence[str] = ()) -> LoadedConfig:
+    """Read a configuration file, or tables from Python, as `load_config` does."""
+    if isinstance(config, Mapping):
+        return load_config(None, options, values=config)
+    return load_config(Path(config), options)
+
+
 def read_written_config(file: Path) -> Config:
     """Read the `config.json` of a run as it was written: without the secrets that it leaves out.
 

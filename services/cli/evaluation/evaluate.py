@@ -23,7 +23,7 @@ from agent_r1.cli.evaluation.decoding import (
 )
 from agent_r1.cli.policy import describe_policy, with_policy
 from agent_r1.config import checks as config_checks
-from agent_r1.config.run import Config, ConfigError, dump_config, load_config
+from agent_r1.config.run import Config, ConfigError, dump_config, load_given
 from agent_r1.evaluation.answers import summary_file, write_json
 from agent_r1.evaluation.comparison import compare_files, comparison_lines, flip_lines
 from agent_r1.evaluation.config import SEARCH_TOOL, QuestioningConfig
@@ -55,7 +55,7 @@ TOOL_FACTS = (
 
 def evaluate(arguments: argparse.Namespace) -> int:
     """Score a policy on the evaluation sets, on services of its own."""
-    loaded = load_config(arguments.config, arguments.options).config
+    loaded = load_given(arguments.config, arguments.options).config
     config = _with_policy(loaded, arguments.method, arguments.policy)
     if arguments.method == "naive_rag":
         check_search(config)
@@ -328,6 +328,8 @@ def _tool_facts(tools: dict[str, dict[str, JsonValue]]) -> Iterator[tuple[str, J
 
 def again(arguments: argparse.Namespace) -> str:
     """Return the command that continues an evaluation."""
+    if isinstance(arguments.config, Mapping):
+        return "the same call"
     named = {
         "--policy": arguments.policy,
         "--method": arguments.method,

@@ -7,12 +7,14 @@ import json
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
+import agent_r1
 from agent_r1.cli import main as cli
 from agent_r1.cli.evaluation import evaluate as cli_evaluate
 from agent_r1.cli.evaluation.commands import DECODING_METHODS, METHODS
@@ -126,6 +128,39 @@ def test_scores_and_files_are_named_at_the_end(
     expected = ("agent", str(file.parent / "model"), 0, 0.0, 2)
     names = ("method", "policy", "seed", "temperature", "top_k")
     assert tuple(summary[name] for name in names) == expected
+
+
+def test_python_gets_the_scores_that_the_command_writes(
+    file: Path, launch: Callable[..., FakeLauncher], monkeypatch: pytest.MonkeyPatch
+):
+    fake = launch()
+    monkeypatch.chdir(file.parent)
+    options = ["evaluation.max_questions=3"]
+    summary = agent_r1.evaluate(file, policy="model", out="scores.jsonl", options=options)
+    assert summary == json.loads((file.parent / "scores.summary.json").read_text())
+    assert summary["sets"]["held_out"]["n"] == 3
+    # Answered questions are kept, and tables say what their file says.
+    tables = tomllib.loads(file.read_text())
+    again = agent_r1.evaluate(tables, policy="model", out="scores.jsonl", options=options)
+    assert (again["sets"], len(fake.asked)) == (summary["sets"], 3)
+    agent_r1.evaluate(file, policy="model", out="scores.jsonl", options=options, overwrite=True)
+    assert len(fake.asked) == 6
+
+
+def test_python_gets_the_errors_of_the_command(
+    file: Path, launch: Callable[..., FakeLauncher], tmp_path: Path
+):
+    out = tmp_path / "scores.jsonl"
+    with pytest.raises(ValueError, match=r"method \('rag'\) must be one of agent"):
+        agent_r1.evaluate(file, policy="model", out=out, method="rag")
+    with pytest.raises(ValueError, match=r"attempts \(0\) must be 1 or more"):
+        agent_r1.evaluate(file, policy="model", out=out, attempts=0)
+    with pytest.raises(ValueError, match="naive_rag needs --policy"):
+        agent_r1.evaluate(file, out=out, method="naive_rag")
+    launch(until=2, error=KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        agent_r1.evaluate(file, policy=file.parent / "model", out=out)
+    assert len(out.read_text().splitlines()) == 2
 
 
 @pytest.mark.parametrize(
