@@ -29,7 +29,6 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from agent_r1.config.files import ConfigError, read_chain
-from agent_r1.config.foreign_names import our_names
 from agent_r1.runtime.files.data_source import HUB_PREFIX
 from agent_r1.tools.kinds import KIND
 
@@ -38,6 +37,8 @@ NAME_PATTERN = r"[A-Za-z_](?:[A-Za-z0-9-]|_(?!_)){0,63}"
 """Names of tools. Without two underscores in a row, which separate the parts of a variable."""
 REDACTED = "***"
 """Stands in `config.json` for a secret; the service gets the value from the environment."""
+
+OTHER_NAMES = "docs/names-elsewhere.md"
 
 LONGEST_LIST = 16
 """Known names are all listed in a message up to so many."""
@@ -147,7 +148,6 @@ def _unknown(
     name: str,
     source: str,
     known: list[str],
-    value: Any = None,
 ) -> str:
     """Say that a name is no key of a table, and which known one it was or is the nearest to."""
     key = (*prefix, name)
@@ -155,16 +155,15 @@ def _unknown(
         return f"{dotted(key)} ({source}) is called {dotted(RENAMED[key])} now"
     where = f" in table [{dotted(prefix)}]" if prefix else ""
     message = f"unknown {'key' if prefix else 'table'} {name!r}{where} ({source})"
-    if ours := list(our_names(key, value)):
-        return f"{message}; in this project {', '.join(ours)}"
     near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.75)
     elsewhere = [dotted(key) for key in known_keys(tables) if key[-1:] == (name.lower(),)]
     if elsewhere and not near:
         return f"{message}; did you mean {' or '.join(elsewhere)}?"
+    there = "" if near else f"; {OTHER_NAMES} has those of TRL, verl and OpenRLHF"
     near = near or difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.0)
     nearest = f"the nearest known one is {near[0]!r}" if near else "it has no keys"
     every = f" (known: {', '.join(known)})" if len(known) <= LONGEST_LIST else ""
-    return f"{message}; {nearest}{every}"
+    return f"{message}; {nearest}{every}{there}"
 
 
 def leaves(
@@ -185,7 +184,7 @@ def leaves(
         field = tables.model_fields.get(name)
         if field is None:
             known = list(tables.model_fields)
-            raise ConfigError(_unknown(root, prefix, name, source, known, value))
+            raise ConfigError(_unknown(root, prefix, name, source, known))
         nested, named = _config(field.annotation), _table_of_names(field.annotation)
         if value is None or value == {} or (nested is None and named is None):
             yield key, value

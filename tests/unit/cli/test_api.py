@@ -55,7 +55,7 @@ def test_errors_are_those_of_the_command(tmp_path: Path):
     file = write_scene(tmp_path / "scene")
     with pytest.raises(ValueError, match="unknown key 'stepz' in table"):
         agent_r1.train(file, options=["learner.stepz=3"])
-    with pytest.raises(ValueError, match=r"learner\.num_generations is learner\.group_size"):
+    with pytest.raises(ValueError, match="unknown key 'num_generations' in table"):
         agent_r1.train({"learner": {"num_generations": 3}})
     with pytest.raises(ValueError, match="no configuration file"):
         agent_r1.train(tmp_path / "gone.toml")

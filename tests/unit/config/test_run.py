@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.config.foreign_names import NAMES
 from agent_r1.config.run import (
     Config,
     ConfigError,
@@ -17,7 +16,8 @@ from agent_r1.config.run import (
     load_config,
     write_config,
 )
-from agent_r1.config.sources import known_keys
+from agent_r1.config.sources import OTHER_NAMES, known_keys
+from tests.conftest import REPOSITORY
 from tests.support.config_scene import RUN_TOML, search_of, write_scene
 
 
@@ -429,41 +429,26 @@ def test_a_file_of_a_later_version_is_refused_before_its_keys_are_read(file: Pat
 
 
 @pytest.mark.parametrize(
-    ("option", "ours"),
+    ("option", "told"),
     [
-        ("learner.num_generations=8", "learner.group_size"),
-        ("learner.per_device_train_batch_size=8", "learner.groups_per_batch"),
-        ("num_generations=8", "learner.group_size"),
-        ("rollout.n=8", "learner.group_size"),
-        ("actor_rollout_ref.rollout.n=8", "learner.group_size"),
-        ("actor_rollout_ref.actor.optim.lr=1e-6", "learner.lr"),
-        ("actor_rollout_ref.actor.kl_loss_coef=0.1", "learner.kl_coef"),
-        ("algorithm.kl_ctrl.kl_coef=0.1", "learner.kl_coef"),
-        ("data.train_batch_size=8", "learner.groups_per_batch"),
-        ("trainer.total_epochs=3", "learner.epochs"),
-        ("model.pretrain=x", "model.path"),
-        ("n_samples_per_prompt=8", "learner.group_size"),
+        ("learner.num_generations=8", True),
+        ("actor_rollout_ref.rollout.n=8", True),
+        ("learner.group_sizes=8", False),  # a slip of the pen
     ],
 )
-def test_names_of_trl_verl_and_openrlhf_are_answered_with_ours(file: Path, option: str, ours: str):
-    with pytest.raises(ConfigError, match=f"is {ours}"):
-        load(file, option)
-
-
-def test_a_whole_table_of_another_project_is_translated(file: Path):
-    toml = RUN_TOML + "\n[actor_rollout_ref.rollout]\nn = 8\ntemperature = 1.0\nfoo = 1\n"
+def test_what_resembles_no_name_of_ours_is_looked_for_elsewhere(
+    file: Path, option: str, told: bool
+):
     with pytest.raises(ConfigError) as caught:
-        load(write_text(file, toml))
-    assert "unknown table 'actor_rollout_ref'" in str(caught.value)
-    assert "actor_rollout_ref.rollout.n is learner.group_size" in str(caught.value)
-    assert "actor_rollout_ref.rollout.temperature is learner.temperature" in str(caught.value)
+        load(file, option)
+    assert ("docs/names-elsewhere.md has those of TRL" in str(caught.value)) is told
 
 
-def test_every_name_of_ours_that_is_given_exists():
+def test_the_page_of_other_names_has_names_of_ours_that_exist():
     known = {".".join(key) for key in known_keys(Config)}
-    for ours in NAMES.values():
-        for key in re.findall(
-            r"(?<![\w.])(?:run|model|data|env|reward|rollout|learner|evaluation|placement)\.\w+",
-            ours,
-        ):
-            assert any(one == key or one.startswith(f"{key}.") for one in known), ours
+    page = (REPOSITORY / OTHER_NAMES).read_text()
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| ")]
+    tables = "run|model|data|env|reward|rollout|learner|evaluation|placement"
+    named = [key for row in rows for key in re.findall(rf"(?<![\w.])(?:{tables})\.\w+", row)]
+    assert len(named) > 50
+    assert [k for k in named if not any(o == k or o.startswith(f"{k}.") for o in known)] == []
