@@ -81,6 +81,7 @@ VARIANTS = {
     "tp2": Variant({"rollout.tensor_parallel_size": 2}, gpus=2, on_cpu=False),
     "offload": Variant({"learner.zero_stage": 1, "learner.offload": "optimizer"}),
     "lora": Variant({"model.lora.rank": 8}),
+    "one_row": Variant({"learner.share_prefixes": True}),
     "resume": Variant({}, resumes=True),
     "v1": Variant({"rollout.model_runner": "v1"}),
     "shared": Variant({"placement.rollout": [[0]], "placement.learner": [0]}),
