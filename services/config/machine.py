@@ -123,7 +123,7 @@ def _look_at_ports(config: Config, *, trains: bool) -> Look:
 
 def look_at_sandbox(bwrap: str | None = None) -> Look:
     """Return the program that isolates the model's code; `bwrap` is the configured one."""
-    from agent_r1.tools.sandbox.bubblewrap import find_bwrap
+    from agent_r1.sandbox.bubblewrap import find_bwrap
 
     try:
         return Look("sandbox", find_bwrap(bwrap))

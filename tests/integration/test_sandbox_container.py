@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
+from agent_r1.sandbox.orphans import find_orphans
 from agent_r1.tools.base import CallContext
-from agent_r1.tools.sandbox.orphans import find_orphans
 from agent_r1.tools.sandbox.python_exec import PythonExec
 
 PYTHONS = (None, "/usr/bin/python3", "/usr/local/bin/python3")

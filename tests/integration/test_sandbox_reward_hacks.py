@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agent_r1.tools.sandbox import bubblewrap
+from agent_r1.sandbox import bubblewrap
 from tests.conftest import REPOSITORY
 from tests.integration.reward_hack_programs import HACKS, PROGRAM_HACKS
 from tests.integration.reward_hacks import TESTS

@@ -1,1 +1,1 @@
-"""Runs untrusted code: bubblewrap, limits, and sandboxes started ahead of the calls."""
+"""Tools that run untrusted code, each call in a sandbox."""

@@ -18,6 +18,12 @@ from typing import Annotated, Any
 
 from pydantic import Field, JsonValue
 
+from agent_r1.sandbox.checks import Check, read_checks
+from agent_r1.sandbox.pool import SandboxBusyError, SandboxPool
+from agent_r1.sandbox.report import describe_failure, shorten
+from agent_r1.sandbox.run import REPORT, Run, RunResult
+from agent_r1.sandbox.settings import SandboxSettings
+from agent_r1.sandbox.worker import SandboxEndedError, SandboxStartError, Worker
 from agent_r1.tools.base import (
     Arguments,
     CallContext,
@@ -25,11 +31,6 @@ from agent_r1.tools.base import (
     ToolUnavailableError,
     text_result,
 )
-from agent_r1.tools.sandbox.checks import Check, read_checks
-from agent_r1.tools.sandbox.pool import SandboxBusyError, SandboxPool
-from agent_r1.tools.sandbox.report import describe_failure, shorten
-from agent_r1.tools.sandbox.run import REPORT, Run, RunResult
-from agent_r1.tools.sandbox.settings import SandboxSettings
 from agent_r1.tools.sandbox.tool import (
     ANSWER_MARGIN_S,
     RUN_ATTEMPTS,
@@ -38,7 +39,6 @@ from agent_r1.tools.sandbox.tool import (
     find_wait_s,
     read_code,
 )
-from agent_r1.tools.sandbox.worker import SandboxEndedError, SandboxStartError, Worker
 from agent_r1_proto.tools import TESTS_TOOL, TestedCode, ToolResult
 
 _TESTER_CALLS = 10_000

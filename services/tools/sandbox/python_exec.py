@@ -11,11 +11,12 @@ from typing import Annotated
 
 from pydantic import Field
 
+from agent_r1.sandbox.pool import SandboxBusyError
+from agent_r1.sandbox.report import describe_failure, shorten
+from agent_r1.sandbox.run import RunResult
+from agent_r1.sandbox.settings import SandboxSettings
+from agent_r1.sandbox.worker import SandboxEndedError, SandboxStartError
 from agent_r1.tools.base import Arguments, CallContext, ToolBusyError, ToolUnavailableError
-from agent_r1.tools.sandbox.pool import SandboxBusyError
-from agent_r1.tools.sandbox.report import describe_failure, shorten
-from agent_r1.tools.sandbox.run import RunResult
-from agent_r1.tools.sandbox.settings import SandboxSettings
 from agent_r1.tools.sandbox.tool import (
     ANSWER_MARGIN_S,
     RUN_ATTEMPTS,
@@ -24,7 +25,6 @@ from agent_r1.tools.sandbox.tool import (
     find_wait_s,
     read_code,
 )
-from agent_r1.tools.sandbox.worker import SandboxEndedError, SandboxStartError
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tools import ToolResult
 

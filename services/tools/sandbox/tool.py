@@ -11,10 +11,10 @@ from typing import Generic
 
 from pydantic import JsonValue
 
+from agent_r1.sandbox.checks import BYTE_ORDER_MARK
+from agent_r1.sandbox.pool import SandboxPool
+from agent_r1.sandbox.settings import S, parse_settings
 from agent_r1.tools.base import Arguments, CallContext, Tool, ToolBusyError, ToolUnavailableError
-from agent_r1.tools.sandbox.checks import BYTE_ORDER_MARK
-from agent_r1.tools.sandbox.pool import SandboxPool
-from agent_r1.tools.sandbox.settings import S, parse_settings
 
 ANSWER_MARGIN_S = 0.5
 """Part of a call's time kept for the way back."""

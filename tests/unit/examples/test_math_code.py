@@ -13,7 +13,7 @@ import pytest
 
 from agent_r1.config.run import load_config
 from agent_r1.runtime.files.tasks import read_task_file
-from agent_r1.tools.sandbox.checks import read_checks
+from agent_r1.sandbox.checks import read_checks
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 

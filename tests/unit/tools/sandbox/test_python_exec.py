@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
+from agent_r1.sandbox.report import describe_failure, shorten
+from agent_r1.sandbox.run import RunResult
+from agent_r1.sandbox.seccomp import compile_filter
+from agent_r1.sandbox.settings import SandboxSettings
 from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.base import CallContext, ToolBusyError
 from agent_r1.tools.sandbox.code_tests import CodeTests
 from agent_r1.tools.sandbox.python_exec import PythonExec
-from agent_r1.tools.sandbox.report import describe_failure, shorten
-from agent_r1.tools.sandbox.run import RunResult
-from agent_r1.tools.sandbox.seccomp import compile_filter
-from agent_r1.tools.sandbox.settings import SandboxSettings
 from agent_r1_proto.tools import ToolResult
 from tests.support.fakes import LeavingClient
 

@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from agent_r1.tools.sandbox.guest.values import FRAME_BYTES
-from agent_r1.tools.sandbox.settings import OUTPUT_BYTES
+from agent_r1.sandbox.guest.values import FRAME_BYTES
+from agent_r1.sandbox.settings import OUTPUT_BYTES
 
 REPORT_BYTES = 256 << 10
 """Largest report, the only kind of frame that is decoded here."""

@@ -23,13 +23,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agent_r1.tools.sandbox import bubblewrap
-from agent_r1.tools.sandbox.interpreter import Interpreter
-from agent_r1.tools.sandbox.orphans import end_orphans
-from agent_r1.tools.sandbox.run import Run, RunResult, open_run
-from agent_r1.tools.sandbox.seccomp import compile_filter
-from agent_r1.tools.sandbox.settings import FILES, OPEN_FILES, SandboxSettings
-from agent_r1.tools.sandbox.usage import count_user_tasks, find_tree, measure_memory
+from agent_r1.sandbox import bubblewrap
+from agent_r1.sandbox.interpreter import Interpreter
+from agent_r1.sandbox.orphans import end_orphans
+from agent_r1.sandbox.run import Run, RunResult, open_run
+from agent_r1.sandbox.seccomp import compile_filter
+from agent_r1.sandbox.settings import FILES, OPEN_FILES, SandboxSettings
+from agent_r1.sandbox.usage import count_user_tasks, find_tree, measure_memory
 
 logger = logging.getLogger(__name__)
 

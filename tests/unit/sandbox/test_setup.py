@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent_r1.tools.sandbox import bubblewrap
+from agent_r1.sandbox import bubblewrap
 from agent_r1_deploy import native_libraries
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 
-from agent_r1.tools.sandbox.run import RunResult
-from agent_r1.tools.sandbox.settings import FILES, OUTPUT_BYTES, SandboxSettings
+from agent_r1.sandbox.run import RunResult
+from agent_r1.sandbox.settings import FILES, OUTPUT_BYTES, SandboxSettings
 
 _HINTS = {
     "MemoryError": "Memory is limited to {memory_mb} MB.",

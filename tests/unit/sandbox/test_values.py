@@ -25,9 +25,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1.tools.sandbox.guest.peer import Peer
-from agent_r1.tools.sandbox.guest.tester import run_test
-from agent_r1.tools.sandbox.guest.values import (
+from agent_r1.sandbox.guest.peer import Peer
+from agent_r1.sandbox.guest.tester import run_test
+from agent_r1.sandbox.guest.values import (
     MAX_DEPTH,
     MAX_ITEMS,
     Reader,

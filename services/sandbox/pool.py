@@ -15,11 +15,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from agent_r1.tools.sandbox import bubblewrap
-from agent_r1.tools.sandbox.interpreter import ask_interpreter
-from agent_r1.tools.sandbox.orphans import adopt_orphans
-from agent_r1.tools.sandbox.settings import SandboxSettings
-from agent_r1.tools.sandbox.worker import SandboxEndedError, SandboxPlan, SandboxStartError, Worker
+from agent_r1.sandbox import bubblewrap
+from agent_r1.sandbox.interpreter import ask_interpreter
+from agent_r1.sandbox.orphans import adopt_orphans
+from agent_r1.sandbox.settings import SandboxSettings
+from agent_r1.sandbox.worker import SandboxEndedError, SandboxPlan, SandboxStartError, Worker
 
 logger = logging.getLogger(__name__)
 

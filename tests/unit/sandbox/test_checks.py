@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from agent_r1.sandbox.checks import MAX_TEST_CHARS, Check, read_checks
 from agent_r1.tools.base import CallContext, ToolUnavailableError
 from agent_r1.tools.sandbox import code_tests
-from agent_r1.tools.sandbox.checks import MAX_TEST_CHARS, Check, read_checks
 
 
 def read_one(test: str, **context: Any) -> Check:

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from agent_r1.tools.sandbox.usage import find_children, find_tree
+from agent_r1.sandbox.usage import find_children, find_tree
 
 logger = logging.getLogger(__name__)
 

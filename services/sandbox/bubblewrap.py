@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from agent_r1.tools.sandbox.interpreter import Interpreter
-from agent_r1.tools.sandbox.settings import SHM_MB, SandboxSettings
+from agent_r1.sandbox.interpreter import Interpreter
+from agent_r1.sandbox.settings import SHM_MB, SandboxSettings
 
 GUEST = Path(__file__).with_name("guest")
 """The package that runs inside."""

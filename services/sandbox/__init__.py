@@ -1,0 +1,1 @@
+"""Runs untrusted code: bubblewrap, limits, and sandboxes started ahead of the calls."""
