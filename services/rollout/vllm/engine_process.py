@@ -174,7 +174,7 @@ def _cpu_args(settings: VllmSettings, facts: ModelFacts) -> dict[str, Any]:
         # The least that its attention takes. Only whole blocks of a prefix are found again, and
         # vLLM's own 128 tokens are more than a short turn has.
         "block_size": 32,
-        "worker_cls": f"{__package__}.cpu_worker.FastCPUWorker",
+        "worker_cls": f"{__package__}.cpu.worker.FastCPUWorker",
         "scheduler_cls": f"{__package__}.whole_answers.WholeAnswerScheduler",
         "ir_op_priority": {"rms_norm": [NORMS], "fused_add_rms_norm": [NORMS]},
     }
