@@ -21,7 +21,7 @@ from agent_r1.config import sources as config_sources
 from agent_r1.config.files import CONFIG_VERSION
 from agent_r1.config.placement import PlacementConfig
 from agent_r1.config.ray import GPU, RayConfig
-from agent_r1.config.sources import ENV_PREFIX, REDACTED, ConfigError, Key, dotted
+from agent_r1.config.sources import ENV_PREFIX, REDACTED, ConfigError, Key, dotted, is_secret
 from agent_r1.evaluation.config import DiagnoseConfig
 from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1.learner.config import (
@@ -65,7 +65,6 @@ RESERVED_NAMES = {"redis", "rollout", "reward", "learner", "tool"}
 """Names of services, which name their logs and commands; no tool may have them."""
 
 _URL_SECRET = re.compile(r"^([a-z][a-z0-9+.-]*://)([^@\s]*)@", re.IGNORECASE)
-_SECRET_NAME = re.compile(r"(^|_)(password|secret|api_key|access_token)$")
 
 
 class EpisodesConfig(StrictConfig):
@@ -349,7 +348,7 @@ def _redact(value: Any, key: Key, secrets: dict[str, str]) -> Any:
     if not isinstance(value, str):
         return value
     variable = ENV_PREFIX + "__".join(key).upper()
-    if key and _SECRET_NAME.search(key[-1].lower()):
+    if is_secret(key):
         secrets[variable] = value
         return REDACTED
     match = _URL_SECRET.match(value)

@@ -38,6 +38,7 @@ NAME_PATTERN = r"[A-Za-z_](?:[A-Za-z0-9-]|_(?!_)){0,63}"
 REDACTED = "***"
 """Stands in `config.json` for a secret; the service gets the value from the environment."""
 
+_SECRET_NAME = re.compile(r"(^|_)(password|secret|api_key|token)$")
 OTHER_NAMES = "docs/names-elsewhere.md"
 
 LONGEST_LIST = 16
@@ -409,6 +410,11 @@ def collect(
     return tree, origins
 
 
+def is_secret(key: Key) -> bool:
+    """Whether what a key holds is shown to nobody, by the key's name."""
+    return bool(key) and _SECRET_NAME.search(key[-1].lower()) is not None
+
+
 def explain(error: ValidationError, origins: Mapping[Key, str]) -> str:
     """Render pydantic's complaints, one a line: key, value, what is wrong, where it was set."""
     lines = []
@@ -422,7 +428,8 @@ def explain(error: ValidationError, origins: Mapping[Key, str]) -> str:
             (source for size in range(len(key), 0, -1) if (source := origins.get(key[:size]))), ""
         )
         value = item.get("input")
-        shown = "" if isinstance(value, dict) or item["type"] == "value_error" else f" ({value!r})"
+        hidden = isinstance(value, dict) or item["type"] == "value_error" or is_secret(key)
+        shown = "" if hidden else f" ({value!r})"
         suffix = f" [{where}]" if where else ""
         named = not key or message.startswith(f"{dotted(key)}.")
         lines.append(f"{message}{suffix}" if named else f"{dotted(key)}{shown}: {message}{suffix}")

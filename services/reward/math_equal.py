@@ -37,15 +37,16 @@ MAX_WORKERS = min(4, os.cpu_count() or 1)
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])(?!\s*\{)")
 _BRACE = re.compile(r"(?<!\\)[{}]")
-_HASHES = re.compile(r"####\s*(\S[^\n]*)")
+_HASHES = re.compile(r"(?<!#)####(?!#)[ \t]*(\S[^\n]*)")
+_LAST_LINE = re.compile(r"\A[^\n]*\s*\Z")
 
 
 def math_answer(turn: ScoreTurn, *, number: bool = False) -> str | None:
     """Return the answer that a turn ends with, as LaTeX; None when it gives none.
 
     It is the last of: the turn's answer (what is boxed in it, where something is), or the last
-    `\\boxed{}`, or the rest of a line after `####`, or, with `number`, the last number. Thoughts
-    are left out.
+    `\\boxed{}`, or what stands after `####` and is a number or in the last line, or, with
+    `number`, the last number. Thoughts are left out.
     """
     text = turn.text if turn.said is None else turn.said
     if turn.answer is not None:
@@ -54,11 +55,20 @@ def math_answer(turn: ScoreTurn, *, number: bool = False) -> str | None:
     boxed = _last_boxed(text)
     if boxed is not None:
         return _bare(boxed) or None
-    marked = _HASHES.findall(text)
-    if marked:
-        return _bare(marked[-1]) or None
+    marked = _marked(text)
+    if marked is not None:
+        return _bare(marked) or None
     if number:
         return math_forms.last_number(text)
+    return None
+
+
+def _marked(text: str) -> str | None:
+    """Return the last answer after `####`, which begins headings too; None without one."""
+    for found in reversed(list(_HASHES.finditer(text))):
+        marked = found[1] if found[1][0] in "*_" else found[1].rstrip("*_ ")  # of **#### 73**
+        if math_forms.is_number(_bare(marked)) or _LAST_LINE.match(text, found.end(1)):
+            return marked
     return None
 
 

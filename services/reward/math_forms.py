@@ -27,6 +27,7 @@ _CHARACTERS = {
 }
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060-\u2064\ufe0e\ufe0f\ufeff]")
 _ENTITY = re.compile(r"&(?:#\d{1,6}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z]{2,32});")
+_NEGATIVE_SPACE = re.compile(r"\\!(?:(?<=,\\!) +)?")  # 10,\!080 and 10,\! 080
 _SPACING = re.compile(r"(?<!\\)\\(?:[ ,;:>]|(?:q?quad|thinspace|enspace)(?![a-zA-Z]))|~")
 _LOOKS = re.compile(
     r"\\(?:(?:text)?color(?:box)?(?:\[\w*\])?\{[^{}]*\}|(?:(?:display|text|(?:script)+)style|bf|rm|it"
@@ -58,6 +59,8 @@ _DEGREES = re.compile(
     r"|\^\s?\\circ|\^?\\degree)\s*(?:(?:\\(?:text|mathrm)\s?)?\{\s?[CF]\s?\}|[CF]\b)?)"
 )
 _LETTER = re.compile(r"\A\s*\(?([a-zA-Z])[).:]+\s*\Z")  # a choice: A), (A) or A.
+_BASE_OF = re.compile(r"\d_(?:\{\s*(\d{1,2})\s*\}|(\d))\s*\Z")
+_CHOSEN = re.compile(r"\A(?:\\(?:text|mathrm|mbox)\s*\{)?\(([A-Z])\)\}?\s*(?:[\w$\\}]|\Z)")
 _UNDERSCORES = re.compile(r"(?<!\w)\d{1,3}(?:_\d{3})+(?!\w)")
 _MIXED = re.compile(r"(?<![\w.,/^])(\d+)\s+(\d+)\s*/\s*(\d+)(?!\w|[.,]\d|\s*[/^!])")
 _SCIENTIFIC = re.compile(r"(?<![\w.])(\d+(?:\.\d*)?|\.\d+)[eE]([-+]?\d{1,3})(?!\w|\.\d)")
@@ -73,7 +76,7 @@ def plain_characters(text: str) -> str:
     text = _FRACTION.sub(lambda sign: " " + unicodedata.normalize("NFKC", sign[0]), text)
     text = _LOOKS.sub(r"\1", _LOOKS.sub(r"\1", text))  # one may stand in another
     text = _STARS.sub(r"^{\1}", _SUPERSCRIPT.sub(_power, text))
-    text = _SPACING.sub(" ", _MINUS.sub("-", text.translate(_CHARACTERS)).replace(r"\!", ""))
+    text = _SPACING.sub(" ", _MINUS.sub("-", _NEGATIVE_SPACE.sub("", text.translate(_CHARACTERS))))
     return _BRACED_SIGN.sub("-", text)
 
 
@@ -95,6 +98,18 @@ def as_latex(answer: str) -> str:
     text = _SCIENTIFIC.sub(lambda n: rf"{n[1]}\times 10^{{{int(n[2])}}}", text)
     text = _ROOT.sub(lambda root: rf"\sqrt{_ROOTS[root[1]]}{{{root[2] or root[3]}}}", text)
     return _TIMES.sub(r"\\times ", text)
+
+
+def base_of(answer: str) -> int | None:
+    """Return the base in which a number is written, 204_5; None where none is named."""
+    found = _BASE_OF.search(answer)
+    return int(found[1] or found[2]) if found else None
+
+
+def choice_of(answer: str) -> str | None:
+    """Return the letter of a choice, E of (E) and of (E) 5; None where an answer is none."""
+    found = _CHOSEN.match(plain_characters(answer).strip())
+    return found and found[1]
 
 
 # --- The number that a text ends with -------------------------------------------------------------

@@ -20,7 +20,7 @@ from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
 
-from agent_r1.reward.math_forms import as_latex
+from agent_r1.reward.math_forms import as_latex, base_of, choice_of
 
 MEMORY_BYTES = 2 << 30
 _CONFIG = [LatexExtractionConfig(boxed_match_priority=0)]
@@ -35,12 +35,22 @@ def equal(answer: str, prediction: str) -> bool:
     The same text, but for spaces, dollar signs and `\\text{}`, is equal whatever it means; the rest
     is for math-verify: numbers, fractions, expressions, sets, intervals, matrices, units.
     """
+    if (choice := choice_of(answer)) is not None and choice == choice_of(prediction):
+        return True
     answer, prediction = as_latex(answer), as_latex(prediction)
+    if _differ_in_base(answer, prediction):
+        return False
     if plain(answer) == plain(prediction) or same_mathematics(answer, prediction):
         return True
     # A percentage is its number too: math-verify says so of 50%, and not of -50%.
     bare = _PERCENT.sub("", answer), _PERCENT.sub("", prediction)
     return bare != (answer, prediction) and same_mathematics(*bare)
+
+
+def _differ_in_base(answer: str, prediction: str) -> bool:
+    """Say whether both name a base, which math-verify does not look at, and not the same."""
+    bases = base_of(answer), base_of(prediction)
+    return None not in bases and bases[0] != bases[1]
 
 
 def same_mathematics(answer: str, prediction: str) -> bool:

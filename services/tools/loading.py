@@ -51,11 +51,12 @@ def load_tool(name: str, config: ToolConfig) -> Tool:
 
 def _load_class(name: str, config: ToolConfig) -> Tool:
     found = import_tool_class(BUILTIN_TOOLS.get(config.type, config.type), f"tools.{name}.type")
+    given = ", ".join(config.settings) or "none"  # not their values: there may be a key among them
     try:
         inspect.signature(found).bind(**config.settings)
     except TypeError as exc:
         raise ValueError(
-            f"tools.{name}.settings ({config.settings}) do not fit {found.__name__}: {exc}; they "
+            f"tools.{name}.settings ({given}) do not fit {found.__name__}: {exc}; they "
             "are the keyword arguments of the class"
         ) from exc
     try:
@@ -65,7 +66,7 @@ def _load_class(name: str, config: ToolConfig) -> Tool:
             raise  # it says what to set
         raise ValueError(
             f"tools.{name}: {found.__name__}(...) raised {describe(exc)}; correct "
-            f"tools.{name}.settings ({config.settings}) or the class"
+            f"tools.{name}.settings ({given}) or the class"
         ) from exc
 
 

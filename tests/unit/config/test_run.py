@@ -233,6 +233,12 @@ def test_the_written_config_reads_back_the_same_from_anywhere(
     assert again.model_copy(update={"run": config.run}) == config
 
 
+def test_a_wrong_secret_is_not_shown(file: Path):
+    with pytest.raises(ConfigError, match=r"reward\.judge\.api_key: Input should be") as caught:
+        load(file, 'reward.judge.api_key=["s3cret"]')
+    assert "s3cret" not in str(caught.value)
+
+
 def test_secrets_are_left_out_of_the_written_config(file: Path, tmp_path: Path):
     environ = {
         "AGENT_R1__REDIS__URL": "rediss://me:hunter2@h:1/0",

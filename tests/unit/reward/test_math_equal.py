@@ -112,6 +112,11 @@ def request(text: str, *answers: str, **payload: Any) -> ScoreRequest:
         ("<answer>```\n73\n```</answer>", "73"),
         (r"\boxed{__73__}", "73"),
         ("#### **73**", "73"),
+        ("**#### 73**", "73"),
+        ("so\n#### 18\n\nDone in 3 steps.", "18"),
+        ("#### 2. Multiply\nThe answer is 18.", None),  # a heading
+        ("#### Final answer:\n73", None),
+        ("##### 73", None),
     ],
 )
 def test_the_answer_is_the_last_one_outside_the_thought(text: str, answer: str | None):
@@ -305,6 +310,10 @@ def test_what_stands_before_a_box_takes_no_time(part: str):
 # -- comparing -------------------------------------------------------------------------------------
 
 EQUAL = [
+    ("204_5", "204_{5}"),
+    (r"11,\! 111,\! 100", "11111100"),
+    (r"\text{(E)}", r"\textbf{(E)}\ 5"),
+    (r"\text{(E)}", r"\text{(E) } 5"),
     ("71/6", "11 5/6"),
     (r"\frac{71}{6}", "11\u00a05/6"),
     ("11 5/6", r"11\frac{5}{6}"),
@@ -378,6 +387,10 @@ EQUAL = [
     (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
 ]
 DIFFERENT = [
+    ("204_5", "204_6"),
+    ("4343_6", "4343_{7}"),
+    (r"\text{(E)}", "(D) 5"),
+    ("(E)", "(E) + 1"),
     *(("3", form) for form in ("-(3)", r"-\(3\)", "-{3}", "\u2212(3)", "-$3$")),
     ("3", "3\u221a2"),
     ("5", ".5"),

@@ -121,6 +121,17 @@ def test_a_users_tool_is_built_with_its_settings(plugin: str):
     assert vars(tool) == {"offset": 3}
 
 
+@pytest.mark.parametrize("settings", [{"api": "s3cret", "ofset": 3}, {"path": "s3cret"}])
+def test_what_is_wrong_with_settings_tells_none_of_their_values(
+    plugin: str, settings: dict[str, Any]
+):
+    kind = "Raising" if "path" in settings else "Add"
+    with pytest.raises(ValueError, match=r"settings \(.*(ofset|path)") as caught:
+        load_tool("add", ToolConfig(type=f"{plugin}:{kind}", settings=settings))
+    own = str(caught.value).partition("correct")[2] if kind == "Raising" else str(caught.value)
+    assert "s3cret" not in own  # what the user's class says is its own
+
+
 @pytest.mark.parametrize(
     ("name", "type_", "settings", "message"),
     [
