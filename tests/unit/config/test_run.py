@@ -235,7 +235,7 @@ def test_the_written_config_reads_back_the_same_from_anywhere(
 
 def test_a_wrong_secret_is_not_shown(file: Path):
     with pytest.raises(ConfigError, match=r"reward\.judge\.api_key: Input should be") as caught:
-        load(file, 'reward.judge.api_key=["s3cret"]')
+        load(file, 'reward.judge.api_key=["s3cret"]', "reward.judge.model=m")
     assert "s3cret" not in str(caught.value)
 
 
