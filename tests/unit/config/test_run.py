@@ -234,8 +234,9 @@ def test_the_written_config_reads_back_the_same_from_anywhere(
 
 
 def test_a_wrong_secret_is_not_shown(file: Path):
+    judge = '\n[reward.judge]\nmodel = "m"\nurl = "http://h"\nprompt = "p"\napi_key = ["s3cret"]\n'
     with pytest.raises(ConfigError, match=r"reward\.judge\.api_key: Input should be") as caught:
-        load(file, 'reward.judge.api_key=["s3cret"]', "reward.judge.model=m")
+        load(write_text(file, RUN_TOML + judge))
     assert "s3cret" not in str(caught.value)
 
 
