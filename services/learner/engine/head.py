@@ -151,6 +151,23 @@ def _for_device(function: Callable[..., Any], device: torch.device) -> Callable[
     return _compiled(function) if device.type == "cuda" else function
 
 
+class _OrAsItIs:
+    """A compiled function; where it cannot be compiled, the function itself."""
+
+    def __init__(self, function: Callable[..., Any], compiled: Callable[..., Any]) -> None:
+        self._function, self._compiled = function, compiled
+
+    def __call__(self, *arguments: Any) -> Any:
+        try:
+            return self._compiled(*arguments)
+        except RuntimeError as exc:  # of the compiler; to import its classes takes seconds
+            if not type(exc).__module__.startswith(("torch._dynamo", "torch._inductor")):
+                raise
+            logger.warning("log-probabilities take about twice as long, not compiled error=%s", exc)
+            self._compiled = self._function
+            return self._function(*arguments)
+
+
 @functools.cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     compiler = check_compiler()
@@ -161,4 +178,4 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
             compiler.remedy,
         )
         return function
-    return torch.compile(function, dynamic=True)
+    return _OrAsItIs(function, torch.compile(function, dynamic=True))

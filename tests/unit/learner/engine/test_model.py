@@ -77,6 +77,22 @@ def test_what_gpus_compile_gives_the_same_values_and_gradients(
         torch.testing.assert_close(ours, expected, atol=1e-6, rtol=1e-5)
 
 
+def test_what_cannot_be_compiled_is_computed_as_on_a_cpu_and_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def fail(_graph: object, _inputs: object) -> None:
+        raise RuntimeError("no such GPU")
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=fail))
+    score = head._compiled.__wrapped__(head._score)
+    inputs = torch.randn(3, 40), torch.tensor([1, 2, 3]), torch.ones(3)
+    for _ in range(2):
+        for ours, expected in zip(score(*inputs), head._score(*inputs), strict=True):
+            torch.testing.assert_close(ours, expected)
+    (said,) = [one.message for one in caplog.records if "not compiled" in one.message]
+    assert "no such GPU" in said
+
+
 def test_without_a_compiler_a_gpu_computes_as_a_cpu_does_and_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
