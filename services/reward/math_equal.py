@@ -203,8 +203,9 @@ class MathWorkers:
             _end(worker, timeout_s=END_TIMEOUT_S)
             raise RuntimeError("a math worker ended by itself; its error is in the log") from exc
         left_s = deadline - time.monotonic()
-        ready, _, _ = select.select([worker.stdout], [], [], max(left_s, 0))
-        if not ready:
+        answered = select.poll()  # not select, whose files have numbers below 1,024
+        answered.register(worker.stdout, select.POLLIN)
+        if not answered.poll(max(left_s, 0) * 1000):
             _end(worker)
             raise RuntimeError(
                 f"no comparison within {self._wait_s:g} s; this machine is too busy: lower "

@@ -143,7 +143,7 @@ _OPERATOR = rf"[ \t]*(?:{_DASH}|[+*\u00d7\u00b7\u22c5÷/]|\\times|\\cdot|\\div)[
 _LEADING = re.compile(rf"\s*({_SIGNED})", re.VERBOSE)
 _EXPRESSION = re.compile(
     rf"""\s*[:=$]?\s*([-+]?)\s*({_ATOM}
-        (?:(?:{_OPERATOR}|[ \t]*=[ \t]*-?|[ \t]*(?=\\[a-zA-Z])|(?=[a-zA-Z(])){_ATOM})*+)
+        (?:(?:{_OPERATOR}|[ \t]*=[ \t]*-?|[ \t]*(?=\\[a-zA-Z])|(?=[a-zA-Z(])){_ATOM}){{0,30}})
         (?=(?:{_UNIT})?(?![\w\u207a\u207b]))""",
     re.VERBOSE,
 )

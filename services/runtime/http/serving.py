@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import resource
 import socket
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
@@ -22,13 +24,18 @@ from agent_r1.runtime.announcements import write_announcement
 from agent_r1.runtime.config import OWN_ADDRESS, ListenConfig
 from agent_r1.runtime.http.guard import (
     MAX_CONNECTIONS,
+    MAX_OPEN_CONNECTIONS,
     HttpGuard,
     TimedProtocol,
     is_loopback,
 )
 from agent_r1.runtime.http.token import TOKEN_SOURCES, RunToken
 
+logger = logging.getLogger(__name__)
+
 _CLOSE_TIMEOUT_S = 5
+_OTHER_FILES = 1024
+"""Most files that a service has open beside its connections."""
 _WILDCARDS = ("0.0.0.0", "::")
 _ELSEWHERE = ("192.0.2.1", 9)
 """An address for documentation (RFC 5737): it asks for the route, and nothing is sent."""
@@ -183,6 +190,7 @@ def http_config(
     app: ASGIApp, listen: ListenConfig, token: RunToken | None, *, lifespan: Literal["on", "off"]
 ) -> uvicorn.Config:
     """Return how every service serves its application: guarded, with limits, logging as we do."""
+    _allow_connections()
     return uvicorn.Config(
         HttpGuard(app, listen, token),
         log_config=None,
@@ -193,6 +201,20 @@ def http_config(
         ws="none",
         limit_concurrency=MAX_CONNECTIONS,
     )
+
+
+def _allow_connections() -> None:
+    """Let this process have as many files as connections may be open; 1,024 is a usual limit.
+
+    Without a file none can be accepted, and the share of each address would not be looked at.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_CONNECTIONS + _OTHER_FILES
+    if resource.RLIM_INFINITY not in (soft, hard) and hard < wanted:
+        logger.warning("this process may open too few files limit=%d wanted=%d", hard, wanted)
+        wanted = hard
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _first(*awaitables: Awaitable[object]) -> None:

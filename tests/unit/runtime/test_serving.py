@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
@@ -34,6 +36,24 @@ def test_other_machines_are_let_in_with_a_token_only(host: str):
 def test_this_machine_needs_no_token(host: str, token: RunToken | None):
     with bind("search", ListenConfig(host=host), token) as listener:
         assert listener.getsockname()[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "soft", "warned"),
+    [((256, 8000), 2048 + 256 + 1024, False), ((256, 500), 500, True), ((7000, 8000), 7000, False)],
+)
+def test_a_service_may_open_as_many_files_as_connections(
+    limits: tuple[int, int], soft: int, warned: bool
+):
+    program = (
+        f"import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, {limits})\n"
+        "from agent_r1.runtime.config import ListenConfig\n"
+        "from agent_r1.runtime.http.serving import http_config\n"
+        "http_config(None, ListenConfig(), None, lifespan='off')\n"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout.strip(), "too few files" in done.stderr) == (str(soft), warned)
 
 
 async def test_connections_to_a_bound_socket_send_small_answers_at_once():
