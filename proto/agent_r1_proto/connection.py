@@ -190,9 +190,11 @@ class RedisConnection:
         connection.address = hide_password(url)
         try:
             await connection.retrying(lambda: client.ping(), "connect")
-        except (ResponseError, *NOT_REDIS) as exc:
+        except BaseException as exc:
             await client.aclose()
-            raise connection.not_redis(exc) from exc
+            if isinstance(exc, (ResponseError, *NOT_REDIS)):
+                raise connection.not_redis(exc) from exc
+            raise
         return connection
 
     def not_redis(self, exc: Exception) -> NotRedisError:

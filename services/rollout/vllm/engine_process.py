@@ -9,8 +9,8 @@ import signal
 import socket
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,10 +98,11 @@ def launch_engine(
                 # Without a context vLLM takes 2,048 tokens a step on every GPU.
                 config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
             chosen = "v2" if config.use_v2_model_runner else "v1"  # by the environment
-            if forks:
-                _fork_next_engine(settings)
             loggers: list[Any] = [counting_logger(work)]
-            engine = AsyncLLM.from_vllm_config(config, stat_loggers=loggers, disable_log_stats=True)
+            with forked_processes(settings) if forks else nullcontext():
+                engine = AsyncLLM.from_vllm_config(
+                    config, stat_loggers=loggers, disable_log_stats=True
+                )
     except (RuntimeError, ValueError, OSError) as exc:
         raise PolicySetupError(
             f"the engine did not start: {exc} (the lines it logged before say more). If it "
@@ -184,10 +185,9 @@ def _cpu_args(settings: VllmSettings, facts: ModelFacts) -> dict[str, Any]:
     return arguments
 
 
-@contextmanager
 def _engine_environment(
     settings: VllmSettings, runner: ModelRunner, *, compiled: bool
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Set, for the engine processes started inside, what concerns no other process."""
     wanted = {
         "OMP_NUM_THREADS": str(settings.threads),
@@ -197,6 +197,11 @@ def _engine_environment(
         # An eager engine still compiles its log-probability ranks on the first request: seconds,
         # and a C++ compiler that a machine may lack.
         wanted["TORCHDYNAMO_DISABLE"] = "1"
+    return _environment(wanted)
+
+
+@contextmanager
+def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:
@@ -223,29 +228,36 @@ def _import_models(architectures: Sequence[str]) -> None:
             ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
 
 
-def _fork_next_engine(settings: VllmSettings) -> None:
-    """Have the next engine process forked, with all that this process has imported.
+@contextmanager
+def forked_processes(settings: VllmSettings) -> Iterator[None]:
+    """Have the engine process started inside forked, with all that this process has imported.
 
     vLLM spawns the engine of a CPU, which then imports PyTorch and vLLM again: 10 of the 13 seconds
-    of CPU time that its start takes. Call this once its configuration exists (that is what asks for
+    of CPU time that its start takes. Enter once its configuration exists (that is what asks for
     spawning), in a thread that has computed nothing: the new process has that thread alone, and
     OpenMP serves each thread with helpers of its own.
     """
-    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
-    multiprocessing.util.register_after_fork(settings, _set_up_fork)
+    fork = _Fork(settings)  # known to multiprocessing for as long as it lives
+    multiprocessing.util.register_after_fork(fork, _Fork.set_up)
+    with _environment({"VLLM_WORKER_MULTIPROC_METHOD": "fork"}):
+        yield
 
 
-def _set_up_fork(settings: VllmSettings) -> None:
-    """Undo what belongs to the parent, and do what an import in a new process would do."""
-    import torch
+class _Fork:
+    def __init__(self, settings: VllmSettings) -> None:
+        self._settings = settings
 
-    die_with_server()
-    leave_connections()
-    signal.set_wakeup_fd(-1)  # else a signal sent to the engine reaches the server's event loop
-    warnings.simplefilter("ignore", FutureWarning)  # of vLLM about PyTorch, for every start
-    torch.set_num_threads(settings.threads)
-    if settings.enforce_eager is not False:
-        torch.compiler.set_stance("force_eager")
+    def set_up(self) -> None:
+        """Undo what belongs to the parent, and do what an import in a new process would do."""
+        import torch
+
+        die_with_server()
+        leave_connections()
+        signal.set_wakeup_fd(-1)  # else a signal sent to the engine reaches the server's event loop
+        warnings.simplefilter("ignore", FutureWarning)  # of vLLM about PyTorch, for every start
+        torch.set_num_threads(self._settings.threads)
+        if self._settings.enforce_eager is not False:
+            torch.compiler.set_stance("force_eager")
 
 
 def leave_connections() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import socket
+from contextlib import nullcontext
 from multiprocessing.connection import Connection
 
 import psutil
 import pytest
 
-from agent_r1.rollout.vllm.engine_process import leave_connections
+from agent_r1.rollout.vllm.engine_process import forked_processes, leave_connections
+from agent_r1.rollout.vllm.settings import VllmSettings
 from agent_r1.runtime.config import ListenConfig
 from agent_r1.runtime.http.serving import bind
 
@@ -39,3 +41,25 @@ def test_a_forked_process_leaves_the_network_and_keeps_the_rest(host: str):
         assert ours.recv(1) == b"x"  # a socket of this machine alone
         process.join(WAIT_S)
     assert (before >= 2, after) == (True, 0)
+
+
+def count_connections(pipe: Connection) -> None:
+    pipe.send(len(psutil.Process().net_connections("inet")))
+
+
+def test_a_process_forked_after_the_engine_keeps_the_network():
+    receiving, sending = multiprocessing.Pipe(duplex=False)
+    context = multiprocessing.get_context("fork")
+    settings = VllmSettings(model_path="unused")
+    with bind("test", ListenConfig(), None) as listener:
+        listener.listen()
+        counts = []
+        for inside in (True, False):
+            with forked_processes(settings) if inside else nullcontext():
+                process = context.Process(target=count_connections, args=(sending,))
+                process.start()
+                assert receiving.poll(WAIT_S)
+                counts.append(receiving.recv())
+                process.join(WAIT_S)
+    assert counts[0] == 0
+    assert counts[1] >= 1
