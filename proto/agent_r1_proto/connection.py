@@ -20,7 +20,13 @@ from redis.exceptions import ResponseError
 
 from agent_r1_proto.addresses import hide_password
 from agent_r1_proto.policies import DEFAULT_POLICY
-from agent_r1_proto.redis_trouble import NOT_REDIS, PASSING, error_code, trouble_of
+from agent_r1_proto.redis_trouble import (
+    NOT_REDIS,
+    PASSING,
+    close_client,
+    error_code,
+    trouble_of,
+)
 from agent_r1_proto.shared_commits import SharedCommits
 
 logger = logging.getLogger(__name__)
@@ -191,7 +197,7 @@ class RedisConnection:
         try:
             await connection.retrying(lambda: client.ping(), "connect")
         except BaseException as exc:
-            await client.aclose()
+            await close_client(client)
             if isinstance(exc, (ResponseError, *NOT_REDIS)):
                 raise connection.not_redis(exc) from exc
             raise
@@ -205,7 +211,7 @@ class RedisConnection:
 
     async def close(self) -> None:
         """Close the connections."""
-        await self.redis.aclose()
+        await close_client(self.redis)
 
     async def __aenter__(self) -> Self:
         """Return self; the connections close on exit."""

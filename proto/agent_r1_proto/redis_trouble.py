@@ -14,6 +14,7 @@ from redis import exceptions as redis_errors
 from redis.asyncio import Redis
 
 LOOK_TIMEOUT_S = 2.0
+CLOSE_TIMEOUT_S = 2.0
 _PROBE_LIFE_MS = 1
 
 
@@ -150,5 +151,20 @@ async def find_trouble(
     except (redis_errors.RedisError, OSError, *NOT_REDIS) as exc:
         return trouble_of(exc)
     finally:
-        await client.aclose()
+        await close_client(client)
     return None
+
+
+async def close_client(client: Any) -> None:
+    """Close a Redis client, and keep a cancellation waiting meanwhile.
+
+    redis-py closes each connection in a task of its own. A cancellation that comes before these
+    have begun would leave the connections open.
+    """
+    closing = asyncio.ensure_future(client.aclose())
+    try:
+        await asyncio.wait({closing})
+    except asyncio.CancelledError:
+        await asyncio.wait({closing}, timeout=CLOSE_TIMEOUT_S)
+        raise
+    closing.result()

@@ -23,7 +23,7 @@ from agent_r1.launch.service import ServiceSpec
 from agent_r1.runtime.files.private import write_private
 from agent_r1_proto.addresses import hide_password
 from agent_r1_proto.connection import Keys
-from agent_r1_proto.redis_trouble import find_trouble
+from agent_r1_proto.redis_trouble import close_client, find_trouble
 
 PING_TIMEOUT_S = 2.0
 WAIT_S = 10.0
@@ -47,7 +47,7 @@ async def answers(url: str, timeout_s: float = PING_TIMEOUT_S) -> bool:
     except (RedisError, OSError):
         return False
     finally:
-        await client.aclose()
+        await close_client(client)
 
 
 async def wait_for_redis(url: str, run_id: str, report: Callable[[str], None]) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import itertools
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+import warnings
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,8 @@ import redis
 
 from agent_r1.cli.main import main
 from agent_r1.config.run import load_config, write_config
-from agent_r1_proto.connection import Keys, NotRedisError
+from agent_r1.launch.local_redis import answers
+from agent_r1_proto.connection import Keys, NotRedisError, RedisConnection
 from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.redis_trouble import find_trouble
 from agent_r1_proto.streams import Broker
@@ -207,3 +211,36 @@ async def test_a_rollout_server_whose_redis_gives_way_to_something_else_ends_wit
                 async with something_else(BANNERS["http"], redis_server.port):
                     with pytest.raises(NotRedisError, match="is not Redis"):
                         await asyncio.wait_for(serving, 30.0)
+
+
+async def open_and_close(url: str) -> None:
+    async with await RedisConnection.connect(url, "run"):
+        pass
+
+
+@pytest.mark.parametrize(
+    "work",
+    [lambda url: find_trouble(url, "probe"), answers, open_and_close],
+    ids=["find_trouble", "answers", "connection"],
+)
+def test_no_cancellation_leaves_a_connection_open(
+    work: Callable[[str], Coroutine[Any, Any, object]], redis_url: str
+):
+    async def cancelled_after(steps: int) -> bool:
+        task = asyncio.ensure_future(work(redis_url))
+        for _ in range(steps):
+            await asyncio.sleep(0)  # one step of the event loop
+        done = task.done()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        return done
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", ResourceWarning)
+        for steps in itertools.count():
+            done = asyncio.run(cancelled_after(steps))
+            if done and steps > 40:  # closing, when nothing is waited for, begins at about step 20
+                break
+        gc.collect()
+    assert [str(warning.message) for warning in found] == []
