@@ -18,7 +18,6 @@ from agent_r1.learner.engine.interface import PolicyEngine
 from agent_r1.learner.evaluation import Evaluations
 from agent_r1.learner.groups import GroupBuffer
 from agent_r1.learner.learning_watch import LearningWatch
-from agent_r1.learner.objective import GROUP_ADVANTAGES, TURN_ADVANTAGES
 from agent_r1.learner.reporting.loggers import open_loggers
 from agent_r1.learner.reporting.loggers.base import RunFacts
 from agent_r1.learner.reporting.step_report import StepReporter
@@ -215,7 +214,7 @@ def _monitor(spec: RunSpec, state: LearnerState) -> FailureMonitor:
         log_dir=spec.folder.logs,
         learning=LearningWatch(
             groups_per_batch=spec.learner.groups_per_batch,
-            compares_groups=spec.learner.advantage in (*GROUP_ADVANTAGES, *TURN_ADVANTAGES),
+            compares_groups=spec.learner.estimator.compares_group,
         ),
     )
     monitor.counts.update(state.failures)

@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from agent_r1.learner.algorithms import find_advantage
+from agent_r1.learner.algorithms import make_advantage
 from agent_r1.learner.algorithms.advantages import (
     AdvantageBatch,
-    AdvantageOptions,
     Advantages,
     LineageRow,
 )
@@ -107,7 +106,6 @@ def build_samples(
         ValueError: the estimator gave something else than one advantage a token.
     """
     batch = _Batch(groups, config)
-    batch.check_finite()
     if engine is not None:
         batch.ask(engine)
     return batch.prepare()
@@ -157,19 +155,6 @@ class _Batch:
 
     def _update(self, index: int, **changes: object) -> None:
         self._samples[index] = replace(self._samples[index], **changes)  # pyright: ignore
-
-    def check_finite(self) -> None:
-        """Refuse the batch when a reward or a log-probability is not a number.
-
-        Raises:
-            RunFailedError: names the trajectories.
-        """
-        everyone = [*self._scored, *self._greedy]
-        rewards = [np.asarray([s.reward.total if s.reward else 0.0]) for s in everyone]
-        _refuse_not_finite("reward", everyone, rewards)
-        _refuse_not_finite("process reward", everyone, [process_rewards(s) for s in everyone])
-        logprobs = [s.trajectory.rollout_logprobs[s.trajectory.action_mask] for s in self._scored]
-        _refuse_not_finite("log-probability", self._scored, logprobs)
 
     # What the engine knows
 
@@ -314,13 +299,7 @@ class _Batch:
             if several
             else None,
         )
-        options = AdvantageOptions(
-            gamma=config.gamma,
-            lam=config.lam,
-            normalize_std=config.normalize_std,
-            turn_coef=config.turn_coef,
-        )
-        result = find_advantage(config.advantage)(batch, options)
+        result = make_advantage(config.advantage, config.advantage_parameters)(batch)
         _check_result(result, batch, config.advantage)
         result = result._replace(
             advantages=self._join(result.advantages),
