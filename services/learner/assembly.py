@@ -18,8 +18,7 @@ from agent_r1.learner.engine.interface import PolicyEngine
 from agent_r1.learner.evaluation import Evaluations
 from agent_r1.learner.groups import GroupBuffer
 from agent_r1.learner.learning_watch import LearningWatch
-from agent_r1.learner.reporting.loggers import open_loggers
-from agent_r1.learner.reporting.loggers.base import RunFacts
+from agent_r1.learner.reporting.loggers import RunFacts, open_loggers
 from agent_r1.learner.reporting.step_report import StepReporter
 from agent_r1.learner.reporting.summary import RunSummary
 from agent_r1.learner.run_spec import RunSpec
@@ -162,7 +161,7 @@ def assemble(
 ) -> TrainingRun:
     """Build the parts of one start from where the run stands; nothing is sent or written yet."""
     ledger, checkpoints, state = opened.ledger, opened.checkpoints, opened.state
-    registry, summary, monitor = Registry(broker), RunSummary(state), _monitor(spec, state)
+    registry, summary, monitor = Registry(broker), RunSummary.of(state), _monitor(spec, state)
     collector = _collector(spec, opened, broker, registry, monitor)
     run = TrainingRun(
         spec=spec,

@@ -118,18 +118,10 @@ class _Batch:
         self._config = config
         self._groups = groups
         self._scored = [scored for group in groups for scored in group.survivors]
-        for scored in self._scored:
-            if scored.reward is None or not scored.trajectory.trained_mask().any():
-                raise ValueError(
-                    f"trajectory {scored.trajectory.rollout_id} cannot be trained on: it has no "
-                    "reward or no token to train"
-                )
         self._metrics: dict[str, float] = {}
         self._values: list[FloatArray] | None = None
         self._penalties: list[FloatArray] | None = None
-        self._greedy = (
-            [group.greedy_answer() for group in groups] if config.has_greedy_baseline else []
-        )
+        self._greedy = [group.greedy for group in groups if group.greedy is not None]
         self._credit_masks = [self._credit_mask(scored) for scored in self._scored]
         self._rows = list(_rows(self._scored, self._credit_masks))
         self._samples = [self._bare_sample(scored) for scored in self._scored]
@@ -329,7 +321,7 @@ class _Batch:
         ):
             self._update(index, advantages=advantages)
             if self._values is not None:
-                assert result.returns is not None
+                assert result.returns is not None  # see _check_result
                 self._update(index, returns=result.returns[index], old_values=self._values[index])
             if result.value_masks is not None:
                 self._update(index, value_mask=result.value_masks[index])
@@ -396,6 +388,11 @@ def _refuse_not_finite(
 
 def _check_result(result: Advantages, batch: AdvantageBatch, name: str) -> None:
     """Refuse what a user's own estimator must not return."""
+    if batch.values is not None and result.returns is None:
+        raise ValueError(
+            f"learner.advantage ({name}) needs a critic and returned no `returns`; return what the "
+            "critic learns to predict"
+        )
     if len(result.advantages) != len(batch.credit_masks):
         raise ValueError(
             f"learner.advantage ({name}) returned {len(result.advantages)} arrays for "

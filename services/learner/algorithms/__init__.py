@@ -9,6 +9,7 @@ functions of arrays and tensors: no Redis, no HTTP, no DeepSpeed. A new one is o
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -62,14 +63,18 @@ def find_advantage(name: str) -> type[AdvantageEstimator]:
     """
     if name in ADVANTAGES:
         return ADVANTAGES[name]
-    found = _import_own(name, "learner.advantage", ADVANTAGES)
-    if not (isinstance(found, type) and issubclass(found, AdvantageEstimator)):
+    key = f'learner.advantage ("{name}")'
+    found: object = _import_own(name, "learner.advantage", ADVANTAGES)
+    is_one = isinstance(found, type) and issubclass(found, AdvantageEstimator)
+    if not is_one or inspect.isabstract(found):
         raise ValueError(
-            f'learner.advantage ("{name}") is {kind_of(found)}; it must be a class derived from '
+            f"{key} is {kind_of(found)}; it must be a class derived from "
             "agent_r1.learner.algorithms.advantages.AdvantageEstimator, whose __call__(batch) "
             "returns Advantages"
         )
-    return found
+    kind = cast("type[AdvantageEstimator]", found)
+    check_call(kind.__call__, "self", "batch", name=f"{key}.__call__")
+    return kind
 
 
 def make_advantage(name: str, parameters: Mapping[str, Any]) -> AdvantageEstimator:

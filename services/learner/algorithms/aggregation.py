@@ -30,22 +30,14 @@ def aggregation_weights(
 
     Args:
         token_counts_S: [S] trained tokens of each sequence of the optimizer batch, over all
-            micro-batches and ranks; may be 0.
+            micro-batches and ranks; may be 0, but not all of them.
         aggregation: one of the above.
         fixed_length: tokens, at least 1; read by "fixed_length" alone.
 
     Returns:
         [S] weights; 0.0 for a sequence without tokens.
-
-    Raises:
-        ValueError: no sequence has a token.
     """
     total = sum(token_counts_S)
-    if total == 0:
-        raise ValueError(
-            f"the optimizer batch has no token that counts in the loss ({len(token_counts_S)} "
-            "sequences); it needs at least one"
-        )
     sequences = sum(count > 0 for count in token_counts_S)
     match aggregation:
         case "token_mean":

@@ -39,9 +39,6 @@ def group_relative_advantages(
         [G] advantages that sum to 0; all 0.0 when every reward is equal. A group of one has mean 0
         and std 1: nothing to compare with, so its reward stays.
 
-    Raises:
-        ValueError: the group is empty.
-
     Source: DeepSeekMath, arXiv:2402.03300, section 4.1; Dr. GRPO, arXiv:2503.20783.
     """
     centered = center(rewards_G)

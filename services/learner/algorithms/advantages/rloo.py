@@ -25,9 +25,6 @@ def leave_one_out_advantages(rewards_G: Sequence[float]) -> list[float]:
     """Return [G] R n/(n-1) - mean n/(n-1), which is R minus the mean of the other n - 1.
 
     A group of one has no others: its reward stays.
-
-    Raises:
-        ValueError: the group is empty.
     """
     n = len(rewards_G)
     return [x * n / (n - 1) if n > 1 else x for x in center(rewards_G)]

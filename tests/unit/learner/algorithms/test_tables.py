@@ -145,7 +145,9 @@ def test_an_estimator_of_ones_own_gets_a_critic_a_greedy_answer_and_keys_of_the_
         "class Own(AdvantageEstimator):\n"
         "    gamma: float\n    scale: float = 1.0\n"
         "    needs_critic = needs_greedy_baseline = compares_group = True\n"
-        "    def __call__(self, batch): ...\n"
+        "    def __call__(self, batch): ...\n\n"
+        "class Unfinished(AdvantageEstimator):\n    scale: float = 1.0\n\n"
+        "class Older(AdvantageEstimator):\n    def __call__(self, batch, options): ...\n"
     )
     keys = {"advantage": "own_estimators:Own", "gamma": 0.5, "advantage_options": {"scale": 2.0}}
     table = LearnerConfig.model_validate({**keys, "critic_lr": 1e-4, "group_size": 4})
@@ -156,6 +158,10 @@ def test_an_estimator_of_ones_own_gets_a_critic_a_greedy_answer_and_keys_of_the_
     assert made.model_dump() == {"gamma": 0.5, "scale": 2.0}
     with pytest.raises(ValueError, match=r'group_size \(1\) must be >= 2 .* "own_estimators:Own"'):
         table.model_copy(update={"group_size": 1}).check_group_size(table.estimator)
+    with pytest.raises(ValueError, match=r'Unfinished"\) is .*; it must be a class .*__call__'):
+        make_advantage("own_estimators:Unfinished", {})
+    with pytest.raises(ValueError, match=r"is called as .*\(self, batch\).*'options'"):
+        make_advantage("own_estimators:Older", {})
 
 
 def test_the_loss_of_the_document_works(learner_table: dict[str, Any]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agent_r1.learner.algorithms import make_advantage
 from agent_r1.learner.algorithms.advantages import AdvantageBatch
 
-RAW = {"normalize_std": False}
+RAW: Mapping[str, float] = {"normalize_std": False}
 NUMBER = st.integers(-8, 8).map(lambda eighths: eighths / 8)
 
 
@@ -48,7 +48,9 @@ def batch(
     )
 
 
-def by_turn(name: str, made: AdvantageBatch, options: dict[str, float] = RAW) -> list[list[float]]:
+def by_turn(
+    name: str, made: AdvantageBatch, options: Mapping[str, float] = RAW
+) -> list[list[float]]:
     """Return [N][K] the advantages, which all sampled tokens of a turn have in common."""
     found = make_advantage(name, options)(made).advantages
     assert made.turn_starts is not None
