@@ -18,11 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agent_r1.learner.algorithms import make_advantage
-from agent_r1.learner.algorithms.advantages import (
-    AdvantageBatch,
-    Advantages,
-    LineageRow,
-)
+from agent_r1.learner.algorithms.advantages import AdvantageBatch, Advantages, LineageRow
 from agent_r1.learner.algorithms.advantages.packing import gather
 from agent_r1.learner.algorithms.importance import keeps_sequence, truncated_weights
 from agent_r1.learner.algorithms.process_rewards import normalize_process_rewards

@@ -28,11 +28,7 @@ from agent_r1.learner.engine.layout import (
     value_mask,
 )
 from agent_r1.learner.engine.lora import export_adapter
-from agent_r1.learner.engine.microbatches import (
-    cut_evenly,
-    plan_batch,
-    scatter_back,
-)
+from agent_r1.learner.engine.microbatches import cut_evenly, plan_batch, scatter_back
 from agent_r1.learner.engine.ranks.group import RankGroup
 from agent_r1.learner.engine.ranks.heartbeat import STOP
 from agent_r1.learner.engine.ranks.messages import (

@@ -17,22 +17,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from agent_r1.learner.algorithms.advantages import (
-    AdvantageBatch,
-    AdvantageEstimator,
-    Advantages,
-)
-from agent_r1.learner.algorithms.advantages.groups import (
-    compare_trajectories,
-    trajectory_rewards,
-)
+from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageEstimator, Advantages
+from agent_r1.learner.algorithms.advantages.groups import compare_trajectories, trajectory_rewards
 from agent_r1.learner.algorithms.advantages.grpo import group_relative_advantages
 from agent_r1.learner.algorithms.advantages.packing import rewards_to_go
-from agent_r1.learner.algorithms.advantages.turns import (
-    compare_turns,
-    spread_turns,
-    turn_rewards,
-)
+from agent_r1.learner.algorithms.advantages.turns import compare_turns, spread_turns, turn_rewards
 
 
 class Gigpo(AdvantageEstimator):

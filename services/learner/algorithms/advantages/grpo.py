@@ -12,11 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import ClassVar
 
-from agent_r1.learner.algorithms.advantages import (
-    AdvantageBatch,
-    AdvantageEstimator,
-    Advantages,
-)
+from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageEstimator, Advantages
 from agent_r1.learner.algorithms.advantages.groups import (
     center,
     compare_trajectories,

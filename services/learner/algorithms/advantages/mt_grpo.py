@@ -14,21 +14,10 @@ from collections import Counter
 from functools import partial
 from typing import ClassVar
 
-from agent_r1.learner.algorithms.advantages import (
-    AdvantageBatch,
-    AdvantageEstimator,
-    Advantages,
-)
-from agent_r1.learner.algorithms.advantages.groups import (
-    apply_by_group,
-    compare_trajectories,
-)
+from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageEstimator, Advantages
+from agent_r1.learner.algorithms.advantages.groups import apply_by_group, compare_trajectories
 from agent_r1.learner.algorithms.advantages.grpo import group_relative_advantages
-from agent_r1.learner.algorithms.advantages.turns import (
-    compare_turns,
-    spread_turns,
-    turn_rewards,
-)
+from agent_r1.learner.algorithms.advantages.turns import compare_turns, spread_turns, turn_rewards
 
 
 class MtGrpo(AdvantageEstimator):

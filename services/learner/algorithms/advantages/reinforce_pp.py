@@ -5,11 +5,7 @@ Source: REINFORCE++, arXiv:2501.03262.
 
 from __future__ import annotations
 
-from agent_r1.learner.algorithms.advantages import (
-    AdvantageBatch,
-    AdvantageEstimator,
-    Advantages,
-)
+from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageEstimator, Advantages
 from agent_r1.learner.algorithms.advantages.packing import gather, rewards_to_go, scatter, whiten
 
 

@@ -9,11 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from agent_r1.learner.algorithms.advantages import (
-    AdvantageBatch,
-    AdvantageEstimator,
-    Advantages,
-)
+from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageEstimator, Advantages
 from agent_r1.learner.algorithms.advantages.groups import (
     center,
     compare_trajectories,

@@ -12,11 +12,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from agent_r1.learner.algorithms.advantages import (
-    AdvantageBatch,
-    AdvantageEstimator,
-    Advantages,
-)
+from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageEstimator, Advantages
 from agent_r1.learner.algorithms.advantages.packing import gather, rewards_to_go, scatter
 
 

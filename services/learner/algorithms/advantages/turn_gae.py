@@ -14,11 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from agent_r1.learner.algorithms.advantages import (
-    AdvantageBatch,
-    AdvantageEstimator,
-    Advantages,
-)
+from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageEstimator, Advantages
 from agent_r1.learner.algorithms.advantages.gae import generalized_advantages
 from agent_r1.learner.algorithms.advantages.packing import whiten
 from agent_r1.learner.algorithms.advantages.turns import spread_turns, turn_rewards
