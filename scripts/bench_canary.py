@@ -24,16 +24,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from agent_r1.learner.algorithms.advantages import AdvantageBatch, Advantages
+from agent_r1.learner.algorithms.advantages.grpo import Grpo
 from agent_r1.runtime.files.json_lines import split_lines
-
-if TYPE_CHECKING:
-    from agent_r1.learner.algorithms.advantages import (
-        AdvantageBatch,
-        AdvantageOptions,
-        Advantages,
-    )
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "runs" / "bench"
@@ -42,12 +37,13 @@ MISSED = "missed_pushes.jsonl"
 TENTH = 0.1
 
 
-def watched_grpo(batch: AdvantageBatch, options: AdvantageOptions) -> Advantages:
-    """Return GRPO's advantages, in a learner whose missed pushes are measured from now on."""
-    from agent_r1.learner.algorithms.advantages.grpo import grpo_advantages
+class WatchedGrpo(Grpo):
+    """GRPO, in a learner whose missed pushes are measured from the first batch on."""
 
-    watch_missed_pushes()
-    return grpo_advantages(batch, options)
+    def __call__(self, batch: AdvantageBatch) -> Advantages:
+        """Return the advantages of a batch."""
+        watch_missed_pushes()
+        return super().__call__(batch)
 
 
 @cache
@@ -85,7 +81,7 @@ def train(folder: Path, seed: int, settings: Sequence[str]) -> None:
     given = {
         "run.seed": seed,
         "run.plugins": json.dumps([str(Path(__file__).parent)]),
-        "learner.advantage": "bench_canary:watched_grpo",
+        "learner.advantage": "bench_canary:WatchedGrpo",
         "learner.canary_action": "warn",
         "learner.checkpoint_every": 0,
         "learner.keep_best": 0,

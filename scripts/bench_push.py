@@ -25,7 +25,8 @@ from fastapi import FastAPI
 
 from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.interface import LossSpec, PolicyEngine, TrainSample
-from agent_r1.learner.server import LearnerServer
+from agent_r1.learner.engine.microbatches import scoring_sample
+from agent_r1.learner.server import serve_learner
 from agent_r1.runtime.config import ListenConfig, ModelConfig
 from agent_r1.runtime.http.serving import advertised_url, bind, serving
 from agent_r1.weights.http import HttpFetcher, HttpTransport
@@ -90,14 +91,15 @@ def make_samples(engine: PolicyEngine, vocabulary: int, seed: int) -> list[Train
     rng = np.random.default_rng(seed)
     tokens = rng.integers(0, vocabulary, (SEQUENCES, TOKENS), dtype=np.int32)
     mask = np.arange(TOKENS) >= TOKENS // 3
+    scored = [scoring_sample(row, 1.0) for row in tokens]
     return [
         TrainSample(
             token_ids=row,
             loss_mask=mask,
-            rollout_logprobs=np.concatenate([[0.0], logprobs]).astype(np.float32),
+            rollout_logprobs=logprobs,
             advantages=np.full(TOKENS, rng.standard_normal(), np.float32),
         )
-        for row, logprobs in zip(tokens, engine.logprobs(list(tokens)), strict=True)
+        for row, logprobs in zip(tokens, engine.token_logprobs(scored), strict=True)
     ]
 
 
@@ -118,7 +120,7 @@ async def measure_deltas(model: Path, folder: Path, steps: int) -> list[WeightMa
     engine = DeepSpeedPolicyEngine(EngineSetup.of(described, settings))
     manifests: list[WeightManifest] = []
     async with (
-        LearnerServer(ListenConfig(), None) as server,
+        serve_learner(ListenConfig(), None) as server,
         HttpTransport(server, dense_every=steps + 1) as learner,
         Servers(folder / "pulled") as servers,
     ):
@@ -156,7 +158,7 @@ async def measure_fetchers(directory: Path, version: int) -> list[dict[str, floa
     rows: list[dict[str, float]] = []
     for count in FETCHERS:
         async with (
-            LearnerServer(ListenConfig(), None) as server,
+            serve_learner(ListenConfig(), None) as server,
             HttpTransport(server, dense_every=1) as learner,
             Servers(directory.parent / "pulled") as servers,
         ):

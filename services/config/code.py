@@ -96,6 +96,9 @@ def load_everything(
         reward=config.reward if samples else None,
         rollout=config.rollout,
         functions=own if trains else {},
+        advantage_parameters=config.learner.advantage_parameters
+        if "learner.advantage" in own
+        else {},
         drops_equal_groups=config.learner.drop_equal_groups,
         task=task,
         prompts=dict(prompts or {}),

@@ -57,7 +57,9 @@ class ProbeRequest(StrictConfig):
     reward: RewardConfig | None
     rollout: RolloutConfig
     functions: dict[str, str]
-    """The user's own functions for the learner, as `module:function`, by key."""
+    """The user's own estimator and loss for the learner, as `module:name`, by key."""
+    advantage_parameters: dict[str, Any] = {}
+    """Of the user's own estimator."""
     drops_equal_groups: bool = False
     """`learner.drop_equal_groups`, for the user's own loss."""
     task: Task | None
@@ -135,9 +137,12 @@ class Probe:
             yield Report(kind="spec", spec=self._specs[name])
 
     def _function(self, key: str, name: str) -> Iterator[Report]:
-        from agent_r1.learner.algorithms import check_equal_groups, find_advantage, find_policy_loss
+        from agent_r1.learner.algorithms import check_equal_groups, find_policy_loss, make_advantage
 
-        (find_advantage if key == "learner.advantage" else find_policy_loss)(name)
+        if key == "learner.advantage":
+            make_advantage(name, self._request.advantage_parameters)
+        else:
+            find_policy_loss(name)
         if key == "learner.policy_loss" and self._request.drops_equal_groups:
             check_equal_groups(name)
         yield from ()

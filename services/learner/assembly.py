@@ -18,20 +18,14 @@ from agent_r1.learner.engine.interface import PolicyEngine
 from agent_r1.learner.evaluation import Evaluations
 from agent_r1.learner.groups import GroupBuffer
 from agent_r1.learner.learning_watch import LearningWatch
-from agent_r1.learner.objective import GROUP_ADVANTAGES, TURN_ADVANTAGES
-from agent_r1.learner.reporting.loggers import open_loggers
-from agent_r1.learner.reporting.loggers.base import RunFacts
+from agent_r1.learner.reporting.loggers import RunFacts, open_loggers
 from agent_r1.learner.reporting.step_report import StepReporter
 from agent_r1.learner.reporting.summary import RunSummary
 from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.server import LearnerServer
 from agent_r1.learner.shutdown import StopSignal
 from agent_r1.learner.stop_rules import FailureMonitor
-from agent_r1.learner.weights.publisher import (
-    PushReport,
-    WeightPublisher,
-    prepare_weights_dir,
-)
+from agent_r1.learner.weights.publisher import PushReport, WeightPublisher, prepare_weights_dir
 from agent_r1.runtime.files.conditions import Condition
 from agent_r1_proto.connection import LEARNER_GROUP
 from agent_r1_proto.failures import Failure, FailureBoard
@@ -163,7 +157,7 @@ def assemble(
 ) -> TrainingRun:
     """Build the parts of one start from where the run stands; nothing is sent or written yet."""
     ledger, checkpoints, state = opened.ledger, opened.checkpoints, opened.state
-    registry, summary, monitor = Registry(broker), RunSummary(state), _monitor(spec, state)
+    registry, summary, monitor = Registry(broker), RunSummary.of(state), _monitor(spec, state)
     collector = _collector(spec, opened, broker, registry, monitor)
     run = TrainingRun(
         spec=spec,
@@ -215,7 +209,7 @@ def _monitor(spec: RunSpec, state: LearnerState) -> FailureMonitor:
         log_dir=spec.folder.logs,
         learning=LearningWatch(
             groups_per_batch=spec.learner.groups_per_batch,
-            compares_groups=spec.learner.advantage in (*GROUP_ADVANTAGES, *TURN_ADVANTAGES),
+            compares_groups=spec.learner.estimator.compares_group,
         ),
     )
     monitor.counts.update(state.failures)

@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, JsonValue, model_validator
 
+from agent_r1.learner.algorithms import ADVANTAGES
+from agent_r1.learner.algorithms.advantages import AdvantageEstimator
 from agent_r1.learner.objective import (
-    GROUP_ADVANTAGES,
     RATIO_LOSSES,
-    TURN_ADVANTAGES,
     ObjectiveConfig,
     PositiveFloat,
     PositiveInt,
@@ -356,14 +356,23 @@ class LearnerConfig(ObjectiveConfig, EngineConfig):
                 raise ValueError(f"learner.checkpoint_url {problem}")
         return self
 
-    @model_validator(mode="after")
-    def _check_batch(self) -> Self:
-        if self.advantage in (*GROUP_ADVANTAGES, *TURN_ADVANTAGES) and self.group_size < 2:
+    def check_group_size(self, kind: type[AdvantageEstimator]) -> None:
+        """Refuse groups of one where an estimator compares the trajectories of a group.
+
+        Raises:
+            ValueError: it has nothing to compare.
+        """
+        if kind.compares_group and self.group_size < 2:
             raise ValueError(
                 f"learner.group_size ({self.group_size}) must be >= 2 with advantage = "
                 f'"{self.advantage}": a group of one has nothing to be compared with; raise '
                 'group_size or set advantage = "reinforce_pp"'
             )
+
+    @model_validator(mode="after")
+    def _check_batch(self) -> Self:
+        if self.advantage in ADVANTAGES:
+            self.check_group_size(ADVANTAGES[self.advantage])
         if self.drop_equal_groups and self.group_size < 2:
             raise ValueError(
                 f"learner.drop_equal_groups = true needs groups of at least 2 (group_size is "

@@ -86,16 +86,6 @@ class Group:
         """The greedy answer; None when there is none."""
         return self.slots[-1].result if self.has_greedy else None
 
-    def greedy_answer(self) -> ScoredTrajectory:
-        """Return the greedy answer.
-
-        Raises:
-            ValueError: the group has none.
-        """
-        if self.greedy is None:
-            raise ValueError(f"group {self.group_id} has no greedy answer")
-        return self.greedy
-
 
 def staleness(trajectory: Trajectory, newest_version: int) -> int:
     """Return newest published version - lowest version among the trajectory's trained tokens."""
@@ -104,13 +94,8 @@ def staleness(trajectory: Trajectory, newest_version: int) -> int:
 
 
 def total_reward(scored: ScoredTrajectory) -> float:
-    """Return outcome reward plus process rewards.
-
-    Raises:
-        ValueError: the trajectory has no outcome reward (it failed).
-    """
-    if scored.reward is None:
-        raise ValueError(f"trajectory {scored.trajectory.rollout_id} has no reward")
+    """Return outcome reward plus process rewards of a trajectory that did not fail."""
+    assert scored.reward is not None
     return scored.reward.total + process_reward(scored)
 
 
@@ -180,18 +165,9 @@ class GroupBuffer:
         return sorted(self._groups)
 
     def open(self, group_id: int, task: Task, now: float) -> list[RolloutTask]:
-        """Take one credit and return the samples to ask for.
-
-        Raises:
-            ValueError: no credit is left, or the group is outstanding already.
-        """
-        if self.room() <= 0:
-            raise ValueError(
-                f"group {group_id} cannot be opened: {self._max_outstanding} groups are "
-                f"outstanding, the most that max_staleness ({self._config.max_staleness}) allows"
-            )
-        if group_id in self._groups:
-            raise ValueError(f"group {group_id} is outstanding already")
+        """Take one credit, of which there is `room`, and return the samples to ask for."""
+        assert self.room() > 0
+        assert group_id not in self._groups
         slots = [Slot(issued_at=now) for _ in range(self._config.slots_per_group)]
         group = Group(
             group_id, task, self.newest_version, slots, has_greedy=self._config.has_greedy_baseline
@@ -389,14 +365,8 @@ class GroupBuffer:
         return last_chance in versions and max(versions) > last_chance
 
     def mark_trained(self, groups: Sequence[Group]) -> None:
-        """Note that groups were trained; their credits come back with `advance`.
-
-        Raises:
-            ValueError: a group was not taken with `take_batch`.
-        """
+        """Note that groups of `take_batch` were trained; `advance` gives their credits back."""
         for group in groups:
-            if group.group_id not in self._taken:
-                raise ValueError(f"group {group.group_id} was not taken for training")
             self._taken.remove(group.group_id)
             del self._groups[group.group_id]
             self._held += 1

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from agent_r1.learner.algorithms import check_equal_groups, find_advantage, find_policy_loss
+from agent_r1.learner.algorithms import check_equal_groups, find_policy_loss, make_advantage
 from agent_r1.learner.assembly import connect
 from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.engine.interface import PolicyEngine
@@ -57,7 +57,8 @@ def train(
         CanaryError: a rollout server samples with other weights than were published.
         EngineError: the engine or the disk gave up; the last checkpoint is kept.
     """
-    find_advantage(spec.learner.advantage)
+    make_advantage(spec.learner.advantage, spec.learner.advantage_parameters)
+    spec.learner.check_group_size(spec.learner.estimator)
     find_policy_loss(spec.learner.policy_loss)
     if spec.learner.drop_equal_groups:
         check_equal_groups(spec.learner.policy_loss)

@@ -11,9 +11,10 @@ import json
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
-from agent_r1.learner.algorithms import ADVANTAGES, POLICY_LOSSES
+from agent_r1.learner.algorithms import ADVANTAGES, POLICY_LOSSES, find_advantage
+from agent_r1.learner.algorithms.advantages import SHARED_PARAMETERS, AdvantageEstimator
 from agent_r1.runtime.config import StrictConfig
 from agent_r1.runtime.user_code import CODE_PATTERN
 
@@ -39,16 +40,6 @@ Algorithm = Literal[
     "cispo",
 ]
 
-GROUP_ADVANTAGES = ("grpo", "rloo", "reinforce_pp_baseline")
-"""Advantages that compare the trajectories of a group, a group of one having none, and that are the
-same on every action token of a trajectory."""
-ZERO_ADVANTAGES = ("grpo", "rloo")
-"""Advantages that are exactly 0 in a group of equal rewards. reinforce_pp_baseline subtracts the
-mean of all tokens, which is not 0 where trajectories differ in length."""
-TURN_ADVANTAGES = ("mt_grpo", "gigpo")
-"""Advantages that compare the trajectories of a group, and their turns."""
-CRITIC_ADVANTAGES = ("gae", "turn_gae")
-"""Advantages that need the values of a critic."""
 RATIO_LOSSES = ("ppo", "gspo", "cispo")
 """Losses whose own ratio corrects for samples of older weights, where it starts at the rollout's
 log-probabilities."""
@@ -91,7 +82,9 @@ class ObjectiveConfig(StrictConfig):
     """Preset over the keys below; each of them can be given its own value."""
     advantage: str = "grpo"
     """Advantage estimator: gae, grpo, rloo, reinforce_pp, reinforce_pp_baseline, remax, turn_gae,
-    mt_grpo, gigpo, or `module:function` found through `run.plugins`."""
+    mt_grpo, gigpo, or `module:Class` found through `run.plugins`."""
+    advantage_options: dict[str, JsonValue] = {}
+    """Parameters of an `advantage` of your own, by name; the others have the keys below."""
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Discount per action token; gae, reinforce_pp and remax read it. For turn_gae and gigpo it is
     the discount per turn."""
@@ -199,18 +192,19 @@ class ObjectiveConfig(StrictConfig):
             if value not in known and not re.match(CODE_PATTERN, value):
                 raise ValueError(
                     f'learner.{key} ("{value}") is unknown; choose one of {", ".join(known)}, or '
-                    "name your own as module:function"
+                    "name your own as module:name"
                 )
         return self
 
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
-        own = self.advantage not in ADVANTAGES
-        if self.policy_loss == "gspo" and not own and self.advantage not in GROUP_ADVANTAGES:
+        known = ADVANTAGES.get(self.advantage)
+        if self.policy_loss == "gspo" and known is not None and known.credit != "trajectory":
+            named = [name for name, one in ADVANTAGES.items() if one.credit == "trajectory"]
             raise ValueError(
                 f'learner.policy_loss "gspo" weighs whole trajectories and learner.advantage '
                 f'"{self.advantage}" gives every token its own; use policy_loss = "ppo", or one '
-                f"of the advantages {', '.join(GROUP_ADVANTAGES)}"
+                f"of the advantages {', '.join(named)}"
             )
         if self.kl == "loss" and self.kl_estimator == "k1":
             raise ValueError(
@@ -219,14 +213,11 @@ class ObjectiveConfig(StrictConfig):
             )
         if self.policy_loss in ("cispo", "reinforce"):
             self._refuse("dual_clip", because=f'policy_loss "{self.policy_loss}"')
-        if self.advantage not in CRITIC_ADVANTAGES:
-            self._refuse("critic_path", "critic_lr", "critic_warmup_steps", "value_clip", "lam")
-        if self.advantage in (*GROUP_ADVANTAGES, "mt_grpo"):
-            self._refuse("gamma")
-        if self.advantage not in ("grpo", *TURN_ADVANTAGES) and not own:
-            self._refuse("normalize_std")
-        if self.advantage not in TURN_ADVANTAGES and not own:
-            self._refuse("turn_coef")
+        if known is not None:
+            if not known.needs_critic:
+                self._refuse("critic_path", "critic_lr", "critic_warmup_steps", "value_clip")
+            read = known.model_fields
+            self._refuse("advantage_options", *(n for n in SHARED_PARAMETERS if n not in read))
         if self.aggregation != "fixed_length":
             self._refuse("fixed_length", because=f'aggregation "{self.aggregation}"')
         if self.kl == "none":
@@ -238,12 +229,13 @@ class ObjectiveConfig(StrictConfig):
         """Refuse to drop groups of equal rewards where those teach something."""
         if not self.drop_equal_groups:
             return self
-        if self.advantage not in ZERO_ADVANTAGES:
+        silent = [name for name, one in ADVANTAGES.items() if one.zero_when_equal]
+        if self.advantage not in silent:
             raise ValueError(
                 "learner.drop_equal_groups = true leaves out groups whose rewards are all equal, "
                 f'and those teach with learner.advantage "{self.advantage}", which need not be 0 '
                 "there; set drop_equal_groups = false, or use one of the advantages "
-                f"{', '.join(ZERO_ADVANTAGES)}"
+                f"{', '.join(silent)}"
             )
         if self.kl == "reward":
             raise ValueError(
@@ -275,7 +267,8 @@ class ObjectiveConfig(StrictConfig):
                 "advantage_mask = true leaves at 0, so nothing would change; set advantage_mask = "
                 "false too"
             )
-        one_number = self.advantage in (*GROUP_ADVANTAGES, *TURN_ADVANTAGES, "turn_gae")
+        known = ADVANTAGES.get(self.advantage)
+        one_number = known is not None and known.credit != "token"
         same_rewards = self.kl != "reward"
         if self.loss_mask and not self.advantage_mask and one_number and same_rewards:
             raise ValueError(
@@ -296,11 +289,27 @@ class ObjectiveConfig(StrictConfig):
                 )
 
     @property
+    def advantage_parameters(self) -> dict[str, Any]:
+        """What `make_advantage` gives the estimator."""
+        return {name: getattr(self, name) for name in SHARED_PARAMETERS} | self.advantage_options
+
+    @property
+    def estimator(self) -> type[AdvantageEstimator]:
+        """What `advantage` names; the base class, which needs nothing, while it cannot be found.
+
+        A start of the learner refuses what cannot be found; commands may look before.
+        """
+        try:
+            return find_advantage(self.advantage)
+        except ValueError:
+            return AdvantageEstimator
+
+    @property
     def has_critic(self) -> bool:
         """Whether a critic is trained beside the policy."""
-        return self.advantage in CRITIC_ADVANTAGES
+        return self.estimator.needs_critic
 
     @property
     def has_greedy_baseline(self) -> bool:
         """Whether one greedy answer is asked for beside each group."""
-        return self.advantage == "remax"
+        return self.estimator.needs_greedy_baseline

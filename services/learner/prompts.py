@@ -88,8 +88,6 @@ class PromptOrder:
 
     def task(self, group_id: int) -> Task:
         """Return the task at a position of the order."""
-        if group_id < 0:
-            raise ValueError(f"group_id ({group_id}) must be >= 0")
         epoch, position = divmod(group_id, len(self))
         if epoch not in self._orders:
             # Outstanding groups reach back one epoch at most in practice; older ones are redone.

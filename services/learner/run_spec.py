@@ -1,12 +1,13 @@
 """What one run is made of: configuration tables and data files, read and checked before anything.
 
-`agent_r1.cli.training.run` has it made; train.py carries it out.
+`agent_r1.cli.training.run` makes and prepares it; train.py carries it out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from agent_r1_proto.tasks import Task
 
 @dataclass(frozen=True)
 class RunSpec:
-    """A run, ready to start."""
+    """A run, ready to start once it is prepared."""
 
     run: RunConfig
     model: ModelConfig
@@ -30,17 +31,45 @@ class RunSpec:
     learner: LearnerConfig
     evaluation: EvaluationConfig
     prompts: PromptOrder
-    eval_sets: dict[str, list[Task]]
-    folder: RunFolder
     resolved_config: Mapping[str, Any]
     """Every table of the run, without secrets."""
     resume: bool
-    store: RunStore | None = None
-    """Where checkpoints and ledger are besides the folder (`learner.checkpoint_url`)."""
     max_segments: int = 1
     """Most segments of one trajectory."""
     take_over: bool = False
     """Whether another learner that trains this run is to end."""
+
+    @cached_property
+    def folder(self) -> RunFolder:
+        """The run folder."""
+        return RunFolder(self.run.folder())
+
+    @cached_property
+    def store(self) -> RunStore | None:
+        """Where checkpoints and ledger are besides the folder (`learner.checkpoint_url`)."""
+        return open_run_store(self.run, self.learner, resume=self.resume)
+
+    @cached_property
+    def eval_sets(self) -> dict[str, list[Task]]:
+        """The questions of each evaluation set."""
+        return read_sets(self.evaluation.sets, self.evaluation.max_questions)
+
+    def prepare(self) -> RunSpec:
+        """Lock the run folder, and read the evaluation sets.
+
+        Raises:
+            TaskFileError: a data file is missing, empty or malformed; file and line are named.
+            ValueError: the run folder holds another run, or none to resume; redis.url is not set.
+            StoreError: the run store cannot be used.
+        """
+        if self.redis.url is None:
+            raise ValueError("redis.url is not set; start the run with `agent-r1 train`, or set it")
+        if self.store is not None:
+            self.store.require_usable()
+        stored = self.store is not None and self.store.last_start() > 0
+        self.folder.prepare(resume=self.resume, stored=stored)
+        _ = self.eval_sets
+        return self
 
     @property
     def total_steps(self) -> int:
@@ -80,47 +109,3 @@ class RunSpec:
         )
         if problem is not None:
             raise ValueError(problem)
-
-
-def make_run_spec(
-    *,
-    run: RunConfig,
-    model: ModelConfig,
-    redis: RedisConfig,
-    prompts: PromptOrder,
-    learner: LearnerConfig,
-    evaluation: EvaluationConfig,
-    resolved_config: Mapping[str, Any],
-    resume: bool,
-    max_segments: int = 1,
-    take_over: bool = False,
-) -> RunSpec:
-    """Read the evaluation sets and check that the run folder fits.
-
-    Raises:
-        TaskFileError: a data file is missing, empty or malformed; file and line are named.
-        ValueError: the run folder holds another run, or none to resume; redis.url is not set.
-        StoreError: the run store cannot be used.
-    """
-    if redis.url is None:
-        raise ValueError("redis.url is not set; start the run with `agent-r1 train`, or set it")
-    folder = RunFolder(run.folder())
-    store = open_run_store(run, learner, resume=resume)
-    if store is not None:
-        store.require_usable()
-    folder.prepare(resume=resume, stored=store is not None and store.last_start() > 0)
-    return RunSpec(
-        run=run,
-        model=model,
-        redis=redis,
-        learner=learner,
-        evaluation=evaluation,
-        prompts=prompts,
-        eval_sets=read_sets(evaluation.sets, evaluation.max_questions),
-        folder=folder,
-        resolved_config=resolved_config,
-        resume=resume,
-        store=store,
-        max_segments=max_segments,
-        take_over=take_over,
-    )

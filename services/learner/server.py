@@ -6,9 +6,10 @@ of weights adds its files, reporting/prometheus.py the metrics.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import Literal, Self
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
+from typing import Literal
 
 from fastapi import FastAPI, Response
 
@@ -30,26 +31,13 @@ class LearnerHealth(Message):
 ROUTES = (Route("/healthz", "get", answer=LearnerHealth),)
 
 
-class LearnerServer(AbstractAsyncContextManager["LearnerServer"]):
-    """Serves an application while its context lasts; routes may be added meanwhile.
+@dataclass(frozen=True)
+class LearnerServer:
+    """A server that is up; routes may be added meanwhile."""
 
-    Args:
-        listen: where (`learner.server`).
-        token: what every request must have.
-    """
-
-    def __init__(self, listen: ListenConfig, token: RunToken | None) -> None:
-        self._listen = listen
-        self._token = token
-        self._open = AsyncExitStack()
-        self.url = ""
-        """Base URL, once it serves."""
-        self.app = FastAPI(title="Agent-R1 learner", docs_url=None, redoc_url=None)
-        describe(self.app, ROUTES)
-
-        @self.app.get("/healthz")
-        async def healthz() -> Response:
-            return json_response(LearnerHealth())
+    app: FastAPI
+    url: str
+    """Base URL."""
 
     def serve_targets(self, find: Callable[[], Awaitable[list[dict[str, object]]]]) -> None:
         """Answer `GET /targets`: what Prometheus is to ask, as its service discovery wants it."""
@@ -58,24 +46,29 @@ class LearnerServer(AbstractAsyncContextManager["LearnerServer"]):
         async def targets() -> list[dict[str, object]]:
             return await find()
 
-    async def __aenter__(self) -> Self:
-        """Start to serve.
 
-        Raises:
-            ValueError: the address cannot be bound, is open to other machines without a token, or
-                must be advertised under another name.
-        """
-        listener = bind(NAME, self._listen, self._token)
-        self._open.callback(listener.close)
-        try:
-            self.url = advertised_url(NAME, self._listen, listener.getsockname()[1])
-            server = serving(self.app, listener, self._listen, self._token)
-            await self._open.enter_async_context(server)
-        except BaseException:
-            await self._open.aclose()
-            raise
-        return self
+@asynccontextmanager
+async def serve_learner(
+    listen: ListenConfig, token: RunToken | None
+) -> AsyncIterator[LearnerServer]:
+    """Serve the learner's application inside the block; pulls under way are cut off at its end.
 
-    async def __aexit__(self, *exc_info: object) -> None:
-        """Stop to serve; pulls under way are cut off."""
-        await self._open.aclose()
+    Args:
+        listen: where (`learner.server`).
+        token: what every request must have.
+
+    Raises:
+        ValueError: the address cannot be bound, is open to other machines without a token, or must
+            be advertised under another name.
+    """
+    app = FastAPI(title="Agent-R1 learner", docs_url=None, redoc_url=None)
+    describe(app, ROUTES)
+
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        return json_response(LearnerHealth())
+
+    with closing(bind(NAME, listen, token)) as listener:
+        url = advertised_url(NAME, listen, listener.getsockname()[1])
+        async with serving(app, listener, listen, token):
+            yield LearnerServer(app, url)

@@ -14,14 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent_r1.runtime.files.conditions import Condition, Conditions
-from agent_r1_proto.failures import (
-    Failure,
-    Where,
-    call_error,
-    call_failures,
-    failure,
-    reason_kind,
-)
+from agent_r1_proto.failures import Failure, Where, call_error, call_failures, failure, reason_kind
 from agent_r1_proto.trajectory import ToolCallRecord, Trajectory
 
 if TYPE_CHECKING:

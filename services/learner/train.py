@@ -31,7 +31,7 @@ from agent_r1.learner.reporting.prometheus import learner_page, scrape_targets
 from agent_r1.learner.reporting.step_report import StepReport
 from agent_r1.learner.run_end import finish, save_checkpoint, write_summary
 from agent_r1.learner.run_spec import RunSpec
-from agent_r1.learner.server import LearnerServer
+from agent_r1.learner.server import LearnerServer, serve_learner
 from agent_r1.learner.shutdown import StopRequested, StopSignal, cancel_and_wait
 from agent_r1.learner.stop_rules import RunFailedError
 from agent_r1.learner.train_samples import build_samples, loss_spec
@@ -257,7 +257,7 @@ class Learner:
         spec = self._spec
         self._stop_signal = stop_signal = StopSignal()
         try:
-            async with LearnerServer(spec.learner.server, find_token(spec.run)) as server:
+            async with serve_learner(spec.learner.server, find_token(spec.run)) as server:
                 on_up(server.url)
                 return await self._train(stop_signal, server)
         except StopRequested:

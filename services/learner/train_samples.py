@@ -17,13 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from agent_r1.learner.algorithms import find_advantage
-from agent_r1.learner.algorithms.advantages import (
-    AdvantageBatch,
-    AdvantageOptions,
-    Advantages,
-    LineageRow,
-)
+from agent_r1.learner.algorithms import make_advantage
+from agent_r1.learner.algorithms.advantages import AdvantageBatch, Advantages, LineageRow
 from agent_r1.learner.algorithms.advantages.packing import gather
 from agent_r1.learner.algorithms.importance import keeps_sequence, truncated_weights
 from agent_r1.learner.algorithms.process_rewards import normalize_process_rewards
@@ -107,7 +102,6 @@ def build_samples(
         ValueError: the estimator gave something else than one advantage a token.
     """
     batch = _Batch(groups, config)
-    batch.check_finite()
     if engine is not None:
         batch.ask(engine)
     return batch.prepare()
@@ -120,18 +114,10 @@ class _Batch:
         self._config = config
         self._groups = groups
         self._scored = [scored for group in groups for scored in group.survivors]
-        for scored in self._scored:
-            if scored.reward is None or not scored.trajectory.trained_mask().any():
-                raise ValueError(
-                    f"trajectory {scored.trajectory.rollout_id} cannot be trained on: it has no "
-                    "reward or no token to train"
-                )
         self._metrics: dict[str, float] = {}
         self._values: list[FloatArray] | None = None
         self._penalties: list[FloatArray] | None = None
-        self._greedy = (
-            [group.greedy_answer() for group in groups] if config.has_greedy_baseline else []
-        )
+        self._greedy = [group.greedy for group in groups if group.greedy is not None]
         self._credit_masks = [self._credit_mask(scored) for scored in self._scored]
         self._rows = list(_rows(self._scored, self._credit_masks))
         self._samples = [self._bare_sample(scored) for scored in self._scored]
@@ -157,19 +143,6 @@ class _Batch:
 
     def _update(self, index: int, **changes: object) -> None:
         self._samples[index] = replace(self._samples[index], **changes)  # pyright: ignore
-
-    def check_finite(self) -> None:
-        """Refuse the batch when a reward or a log-probability is not a number.
-
-        Raises:
-            RunFailedError: names the trajectories.
-        """
-        everyone = [*self._scored, *self._greedy]
-        rewards = [np.asarray([s.reward.total if s.reward else 0.0]) for s in everyone]
-        _refuse_not_finite("reward", everyone, rewards)
-        _refuse_not_finite("process reward", everyone, [process_rewards(s) for s in everyone])
-        logprobs = [s.trajectory.rollout_logprobs[s.trajectory.action_mask] for s in self._scored]
-        _refuse_not_finite("log-probability", self._scored, logprobs)
 
     # What the engine knows
 
@@ -314,13 +287,7 @@ class _Batch:
             if several
             else None,
         )
-        options = AdvantageOptions(
-            gamma=config.gamma,
-            lam=config.lam,
-            normalize_std=config.normalize_std,
-            turn_coef=config.turn_coef,
-        )
-        result = find_advantage(config.advantage)(batch, options)
+        result = make_advantage(config.advantage, config.advantage_parameters)(batch)
         _check_result(result, batch, config.advantage)
         result = result._replace(
             advantages=self._join(result.advantages),
@@ -350,7 +317,7 @@ class _Batch:
         ):
             self._update(index, advantages=advantages)
             if self._values is not None:
-                assert result.returns is not None
+                assert result.returns is not None  # see _check_result
                 self._update(index, returns=result.returns[index], old_values=self._values[index])
             if result.value_masks is not None:
                 self._update(index, value_mask=result.value_masks[index])
@@ -417,6 +384,11 @@ def _refuse_not_finite(
 
 def _check_result(result: Advantages, batch: AdvantageBatch, name: str) -> None:
     """Refuse what a user's own estimator must not return."""
+    if batch.values is not None and result.returns is None:
+        raise ValueError(
+            f"learner.advantage ({name}) needs a critic and returned no `returns`; return what the "
+            "critic learns to predict"
+        )
     if len(result.advantages) != len(batch.credit_masks):
         raise ValueError(
             f"learner.advantage ({name}) returned {len(result.advantages)} arrays for "

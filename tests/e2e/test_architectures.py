@@ -41,7 +41,7 @@ from tests.support.architectures import (
     save,
 )
 from tests.support.builders import rollout_task
-from tests.support.engines import make_engine
+from tests.support.engines import make_engine, sequence_logprobs
 from tests.support.fakes import FakeToolServer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -234,7 +234,7 @@ def check_learner(run: Run, trajectory: Trajectory, folder: Path) -> None:
     (after,) = engine.token_logprobs([sample])
     assert np.abs(after - found)[mask].max() > 1e-3
     segments = [ids[start:end] for start, end in trajectory.segment_bounds()]
-    for segment, ours in zip(segments, engine.logprobs(segments), strict=True):
+    for segment, ours in zip(segments, sequence_logprobs(engine, segments), strict=True):
         theirs = run.loop.run_until_complete(run.policy.score(segment.tolist()))
         assert np.abs(ours - np.array(theirs)).mean() <= 2e-5
     run.loop.run_until_complete(run.policy.load_weights(first))

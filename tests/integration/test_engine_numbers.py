@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from agent_r1.learner.engine import attention
-from agent_r1.learner.engine.checkpoint import POLICY_FILE, WEIGHT
 from agent_r1.learner.engine.flex import plan_flex
 from agent_r1.learner.engine.interface import LossSpec
+from agent_r1.learner.engine.model_files import POLICY_FILE, WEIGHT
 from agent_r1.weights.delta import apply_delta, write_delta
 from tests.support.engines import (
     LAYOUTS,

@@ -18,7 +18,7 @@ from agent_r1.cli.services.join import join
 from agent_r1.cli.services.pull_bundle import BundlePart, BundlePuller
 from agent_r1.config.run import Config, dump_config, load_config
 from agent_r1.learner.config import LearnerConfig
-from agent_r1.learner.server import LearnerServer
+from agent_r1.learner.server import serve_learner
 from agent_r1.learner.weights.publisher import make_transport
 from agent_r1.learner.weights.run_bundle import RunOffer
 from agent_r1.runtime import fingerprint
@@ -60,7 +60,7 @@ def learner(
     async def offer() -> None:
         async with (
             await Broker.connect(redis_url, config.run.id) as broker,
-            LearnerServer(learner_config.server, RunToken(TOKEN)) as server,
+            serve_learner(learner_config.server, RunToken(TOKEN)) as server,
             make_transport(learner_config, server) as open_transport,
         ):
             await RunOffer(spec, Registry(broker), open_transport).prepare()

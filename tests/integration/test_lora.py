@@ -23,7 +23,14 @@ from agent_r1.text.sampler import Generation
 from agent_r1.weights.adapters import ADAPTER_FILE, adapter_shapes, read_adapter
 from agent_r1.weights.manifest import WeightsRefusedError
 from agent_r1_proto.weights import WeightManifest
-from tests.support.engines import SAMPLES, gradient, make_engine, plain_loss, relative_distance
+from tests.support.engines import (
+    SAMPLES,
+    gradient,
+    make_engine,
+    plain_loss,
+    relative_distance,
+    sequence_logprobs,
+)
 from tests.support.live_engine import LiveEngine
 from tests.support.snapshot_files import VOCAB_SIZE, build_model, model_logprobs
 from tests.support.tiny_models import save_model
@@ -105,7 +112,7 @@ def test_a_merged_adapter_equals_a_separate_one_and_starts_another_run(
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     ids = SAMPLES[0].token_ids
     np.testing.assert_allclose(
-        engine.logprobs([ids])[0], model_logprobs(merged, ids.tolist()), atol=1e-5
+        sequence_logprobs(engine, [ids])[0], model_logprobs(merged, ids.tolist()), atol=1e-5
     )
     # Tied weights are stored once, as the base has them.
     names = load_file(tmp_path / "merged" / "model.safetensors").keys()
@@ -161,7 +168,9 @@ def test_every_pushed_adapter_is_served_also_after_a_prefix_cached_before(
 
     def distance() -> float:
         held = live.run(live.policy.score(prompt))
-        return float(np.abs(np.array(held) - learner.logprobs([np.array(prompt)])[0]).max())
+        return float(
+            np.abs(np.array(held) - sequence_logprobs(learner, [np.array(prompt)])[0]).max()
+        )
 
     async def sample(name: str, max_tokens: int) -> Generation:
         return await live.policy.generate(
@@ -189,7 +198,7 @@ def test_every_pushed_adapter_is_served_also_after_a_prefix_cached_before(
         older, newer = crossing.version_spans
         assert (older.policy_version, newer.policy_version) == (version - 1, version)
         ids = np.array(prompt + crossing.token_ids)
-        expected = learner.logprobs([ids])[0][len(prompt) - 1 :][newer.start :]
+        expected = sequence_logprobs(learner, [ids])[0][len(prompt) - 1 :][newer.start :]
         np.testing.assert_allclose(crossing.logprobs[newer.start :], expected, atol=PARITY)
 
 

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from agent_r1.launch.local_redis import free_port
-from agent_r1.learner.engine.checkpoint import POLICY_FILE
 from agent_r1.learner.engine.model import PolicyModule
+from agent_r1.learner.engine.model_files import POLICY_FILE
 from agent_r1.learner.engine.ranks.place import RankPlace
 from tests.support.rank_memory import CASES, TINY
 

@@ -19,9 +19,9 @@ from transformers import AutoModelForCausalLM
 
 from agent_r1.cli.main import main
 from agent_r1.learner.config import TrainRewardConfig
-from agent_r1.learner.engine.checkpoint import CRITIC_FILE
 from agent_r1.learner.engine.critic import export_critic
 from agent_r1.learner.engine.interface import FloatArray, LossSpec, TrainSample
+from agent_r1.learner.engine.model_files import CRITIC_FILE
 from agent_r1.learner.reward_model import train as reward_model
 from agent_r1.learner.reward_model.data import JudgedEpisode, VerdictEncoder
 from agent_r1.learner.sft.loss_mask import DialogueEncoder

@@ -23,11 +23,8 @@ import numpy as np
 import pytest
 import torch
 
-from agent_r1.learner.algorithms import (
-    find_advantage,
-    find_policy_loss,
-)
-from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageOptions
+from agent_r1.learner.algorithms import find_policy_loss, make_advantage
+from agent_r1.learner.algorithms.advantages import AdvantageBatch
 from agent_r1.learner.algorithms.aggregation import Aggregation, aggregation_weights
 from agent_r1.learner.algorithms.kl import KlEstimator, kl_per_token
 from agent_r1.learner.algorithms.losses import LossInputs, LossOptions
@@ -140,17 +137,23 @@ def masked(arrays: list[np.ndarray], scene: Scene) -> np.ndarray:
     return np.concatenate([array[mask] for array, mask in zip(arrays, masks, strict=True)])
 
 
-def verl_advantages(verl: Any, name: str, scene: Scene, options: AdvantageOptions) -> Any:
+def verl_advantages(verl: Any, name: str, scene: Scene, options: dict[str, Any]) -> Any:
     """verl's advantages and returns, [B, T]."""
-    config = importlib.import_module("verl.trainer.config").AlgoConfig(gamma=options.gamma)
+    config = importlib.import_module("verl.trainer.config").AlgoConfig(
+        gamma=options.get("gamma", 1.0)
+    )
     rewards, mask = scene.tensor("rewards"), scene.tensor("mask")
     index = np.array(scene.group_ids)
     calls: dict[str, Callable[[], Any]] = {
         "gae": lambda: verl.compute_gae_advantage_return(
-            rewards, scene.tensor("values"), mask, options.gamma, options.lam
+            rewards,
+            scene.tensor("values"),
+            mask,
+            options.get("gamma", 1.0),
+            options.get("lam", 1.0),
         ),
         "grpo": lambda: verl.compute_grpo_outcome_advantage(
-            rewards, mask, index, norm_adv_by_std_in_grpo=options.normalize_std
+            rewards, mask, index, norm_adv_by_std_in_grpo=options.get("normalize_std", True)
         ),
         "rloo": lambda: verl.compute_rloo_outcome_advantage(rewards, mask, index),
         "reinforce_pp": lambda: verl.compute_reinforce_plus_plus_outcome_advantage(
@@ -172,20 +175,20 @@ def verl_advantages(verl: Any, name: str, scene: Scene, options: AdvantageOption
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("gae", AdvantageOptions()),
-        ("gae", AdvantageOptions(gamma=0.9, lam=0.8)),
-        ("grpo", AdvantageOptions()),
-        ("grpo", AdvantageOptions(normalize_std=False)),
-        ("rloo", AdvantageOptions()),
-        ("reinforce_pp", AdvantageOptions()),
-        ("reinforce_pp", AdvantageOptions(gamma=0.9)),
-        ("reinforce_pp_baseline", AdvantageOptions()),
-        ("remax", AdvantageOptions()),  # verl's has no discount
+        ("gae", {}),
+        ("gae", {"gamma": 0.9, "lam": 0.8}),
+        ("grpo", {}),
+        ("grpo", {"normalize_std": False}),
+        ("rloo", {}),
+        ("reinforce_pp", {}),
+        ("reinforce_pp", {"gamma": 0.9}),
+        ("reinforce_pp_baseline", {}),
+        ("remax", {}),  # verl's has no discount
     ],
 )
-def test_advantages_agree(verl: Any, name: str, options: AdvantageOptions, seed: int):
+def test_advantages_agree(verl: Any, name: str, options: dict[str, Any], seed: int):
     scene = Scene(seed)
-    ours, our_returns, *_ = find_advantage(name)(scene.batch(), options)
+    ours, our_returns, *_ = make_advantage(name, options)(scene.batch())
     theirs, their_returns = verl_advantages(verl, name, scene, options)
     expected = theirs.numpy()[scene.mask]
     np.testing.assert_allclose(masked(ours, scene), expected, atol=TOLERANCE, rtol=TOLERANCE)

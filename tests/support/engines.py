@@ -17,6 +17,7 @@ from agent_r1.runtime.config import ModelConfig
 from tests.support import two_ranks
 from tests.support.tiny_models import VOCABULARY, make_samples
 
+sequence_logprobs = two_ranks.sequence_logprobs
 SAMPLES = make_samples(two_ranks.COUNT, seed=two_ranks.SEED)
 LAYOUTS: dict[str, dict[str, bool]] = {
     "padded": {"share_prefixes": False},

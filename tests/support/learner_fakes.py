@@ -30,8 +30,8 @@ from agent_r1.learner.engine.interface import (
     TrainSample,
 )
 from agent_r1.learner.prompts import PromptOrder
-from agent_r1.learner.run_spec import RunSpec, make_run_spec
-from agent_r1.learner.server import LearnerServer
+from agent_r1.learner.run_spec import RunSpec
+from agent_r1.learner.server import serve_learner
 from agent_r1.learner.shutdown import cancel_and_wait
 from agent_r1.learner.weights.publisher import make_transport
 from agent_r1.runtime.config import ModelConfig, RedisConfig, RunConfig
@@ -67,7 +67,7 @@ async def http_transport(
     config: LearnerConfig, token: RunToken | None = None
 ) -> AsyncIterator[HttpTransport]:
     """Serve published versions as the learner does."""
-    async with LearnerServer(config.server, token) as server:
+    async with serve_learner(config.server, token) as server:
         transport = make_transport(config.model_copy(update={"transport": "http"}), server)
         assert isinstance(transport, HttpTransport)
         async with transport:
@@ -126,12 +126,6 @@ class FakeEngine:
             self.trained.append((group - GROUP_TOKEN, index - SAMPLE_TOKEN))
         self.steps += 1
         return {"loss/policy": 0.1, "policy/entropy": 1.0, "grad_norm": 0.5, "lr": 1e-6}
-
-    def logprobs(
-        self, token_ids: Sequence[npt.NDArray[np.int32]], temperature: float = 1.0
-    ) -> list[npt.NDArray[np.float32]]:
-        value = fake_logprob(self.steps)
-        return [np.full(len(ids) - 1, value, np.float32) for ids in token_ids]
 
     def token_logprobs(
         self, samples: Sequence[TrainSample], model: Model = "policy"
@@ -445,7 +439,7 @@ def training_spec(
     }
     run = RunConfig(id=run_id, dir=folder, seed=1)
     model = model or ModelConfig(path="none", max_context=64)
-    return make_run_spec(
+    return RunSpec(
         run=run,
         model=model,
         redis=RedisConfig(url=redis_url, lease_s=2.0),
@@ -459,7 +453,7 @@ def training_spec(
         },
         resume=resume,
         take_over=take_over,
-    )
+    ).prepare()
 
 
 def samples_of(groups: Sequence[int], group_size: int = 2) -> list[tuple[int, int]]:

@@ -34,8 +34,8 @@ with quick_imports():
     from transformers import AutoModelForCausalLM
 
     from agent_r1.learner.config import EngineConfig
-    from agent_r1.learner.engine.checkpoint import POLICY_FILE
     from agent_r1.learner.engine.model import DTYPES
+    from agent_r1.learner.engine.model_files import POLICY_FILE
     from agent_r1.learner.engine.ranks import engine as rank_engine
     from agent_r1.learner.engine.ranks.messages import CriticSetup, EngineSetup
     from agent_r1.runtime.config import LoraConfig, ModelConfig
@@ -153,7 +153,7 @@ def measured_loading(peaks: dict[str, list[int]]) -> Iterator[None]:
 
         return measured
 
-    loads = {name: getattr(rank_engine, name) for name in ("load_causal_model", "load_critic")}
+    loads = {name: getattr(rank_engine, name) for name in ("load_causal_model",)}
     for name, load in loads.items():
         setattr(rank_engine, name, measuring(load, name))
     yield

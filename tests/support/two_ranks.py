@@ -35,7 +35,7 @@ with quick_imports():
     from agent_r1.learner.algorithms.losses import LossInputs, LossOptions, PolicyLoss
     from agent_r1.learner.config import EngineConfig
     from agent_r1.learner.engine.interface import EngineError, LossSpec, TrainSample
-    from agent_r1.learner.engine.microbatches import plan_microbatches
+    from agent_r1.learner.engine.microbatches import plan_microbatches, scoring_sample
     from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
     from agent_r1.learner.engine.ranks import group as ranks_group
     from agent_r1.learner.engine.ranks.group import RankGroup
@@ -118,6 +118,14 @@ def go_on(engine: DeepSpeedPolicyEngine) -> dict[str, list[float]]:
     return {name: [values[name] for values in metrics] for name in ("loss/total", "loss/value")}
 
 
+def sequence_logprobs(
+    engine: DeepSpeedPolicyEngine, token_ids: list[Any], temperature: float = 1.0
+) -> list[Any]:
+    """[T-1] log-probability of token t+1 given tokens 0..t, per sequence."""
+    samples = [scoring_sample(ids, temperature) for ids in token_ids]
+    return [values[1:] for values in engine.token_logprobs(samples)]
+
+
 def train(engine: DeepSpeedPolicyEngine, folder: Path) -> dict[str, Any]:
     """Train a few steps, save in the middle and repeat the last step from there."""
     samples = with_values(make_samples(COUNT, seed=SEED))
@@ -127,7 +135,7 @@ def train(engine: DeepSpeedPolicyEngine, folder: Path) -> dict[str, Any]:
     engine.load_state(folder / "state")
     again = engine.train_batch(samples, SPEC)
     manifest = engine.write_snapshot(folder / "snapshot", "run", 1)
-    logprobs = engine.logprobs([sample.token_ids for sample in samples])
+    logprobs = sequence_logprobs(engine, [sample.token_ids for sample in samples])
     filtered = engine.train_batch(
         left_out(samples, COUNT // 2), dataclasses.replace(SPEC, optimizer_steps=2)
     )

@@ -113,8 +113,8 @@ def write_critic(config: Config, checkpoint: Path, out: Path) -> None:
             "state, or train a reward model (agent-r1 train-reward)"
         )
     with quick_imports():
-        from agent_r1.learner.engine.checkpoint import CRITIC_FILE
         from agent_r1.learner.engine.critic import export_critic
+        from agent_r1.learner.engine.model_files import CRITIC_FILE
 
     state = checkpoint / ENGINE_DIR / CRITIC_FILE
     if not state.is_file():

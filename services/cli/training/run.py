@@ -372,12 +372,12 @@ def _serve_learner(
     from agent_r1.learner import outcome
     from agent_r1.learner.checkpoints.standing import resume_notes
     from agent_r1.learner.engine.interface import EngineError
-    from agent_r1.learner.run_spec import make_run_spec
+    from agent_r1.learner.run_spec import RunSpec
     from agent_r1.learner.stop_rules import RunFailedError
     from agent_r1.learner.weights.canary import CanaryError
 
     try:
-        spec = make_run_spec(
+        spec = RunSpec(
             run=config.run,
             model=config.model,
             redis=config.redis,
@@ -388,7 +388,7 @@ def _serve_learner(
             resume=resume,
             max_segments=config.max_segments,
             take_over=take_over,
-        )
+        ).prepare()
         patience = config.evaluation.patience
         status = None
         if resume:
@@ -446,6 +446,7 @@ def _train_on_dialogues(
     config = _with_folders(config)
     from agent_r1.learner.engine.interface import EngineError
     from agent_r1.learner.reward_model import train as reward_model
+    from agent_r1.learner.sft import supervised
     from agent_r1.learner.sft import train as warm_start
 
     commands = {"sft": warm_start, "train_reward": reward_model}
@@ -453,7 +454,7 @@ def _train_on_dialogues(
     try:
         if place.rank > 0:
             config_checks.use_plugins(config)
-            commands[purpose].follow(**tables)
+            supervised.follow(config.run, config.model, table, purpose, place)
         form = {"tool_format": config.env.tool_format} if purpose == "sft" else {}
         finished = commands[purpose].run(**tables, **form)
     except EngineError as exc:

@@ -2,43 +2,43 @@
 
 train_samples.py --rewards--> ADVANTAGES --advantages--> POLICY_LOSSES, called by the engine. Pure
 functions of arrays and tensors: no Redis, no HTTP, no DeepSpeed. A new one is one file in
-`advantages/` or `losses/` and one line in a table here; a user's own is named `module:function`.
-See docs/add-an-algorithm.md.
+`advantages/` or `losses/` and one line in a table here; a user's own estimator is named
+`module:Class`, a user's own loss `module:function`. See docs/add-an-algorithm.md.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import inspect
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from agent_r1.learner.algorithms.advantages import AdvantageEstimator
-from agent_r1.learner.algorithms.advantages.gae import gae_advantages
-from agent_r1.learner.algorithms.advantages.gigpo import gigpo_advantages
-from agent_r1.learner.algorithms.advantages.grpo import grpo_advantages
-from agent_r1.learner.algorithms.advantages.mt_grpo import mt_grpo_advantages
-from agent_r1.learner.algorithms.advantages.reinforce_pp import reinforce_pp_advantages
-from agent_r1.learner.algorithms.advantages.reinforce_pp_baseline import (
-    reinforce_pp_baseline_advantages,
-)
-from agent_r1.learner.algorithms.advantages.remax import remax_advantages
-from agent_r1.learner.algorithms.advantages.rloo import rloo_advantages
-from agent_r1.learner.algorithms.advantages.turn_gae import turn_gae_advantages
-from agent_r1.runtime.user_code import check_call, import_named
+from agent_r1.learner.algorithms.advantages import SHARED_PARAMETERS, AdvantageEstimator
+from agent_r1.learner.algorithms.advantages.gae import Gae
+from agent_r1.learner.algorithms.advantages.gigpo import Gigpo
+from agent_r1.learner.algorithms.advantages.grpo import Grpo
+from agent_r1.learner.algorithms.advantages.mt_grpo import MtGrpo
+from agent_r1.learner.algorithms.advantages.reinforce_pp import ReinforcePP
+from agent_r1.learner.algorithms.advantages.reinforce_pp_baseline import ReinforcePPBaseline
+from agent_r1.learner.algorithms.advantages.remax import Remax
+from agent_r1.learner.algorithms.advantages.rloo import Rloo
+from agent_r1.learner.algorithms.advantages.turn_gae import TurnGae
+from agent_r1.runtime.files.state import check_object
+from agent_r1.runtime.user_code import check_call, import_named, kind_of
 
 if TYPE_CHECKING:
     from agent_r1.learner.algorithms.losses import PolicyLossFunction
 
-ADVANTAGES: dict[str, AdvantageEstimator] = {
-    "gae": gae_advantages,
-    "grpo": grpo_advantages,
-    "rloo": rloo_advantages,
-    "reinforce_pp": reinforce_pp_advantages,
-    "reinforce_pp_baseline": reinforce_pp_baseline_advantages,
-    "remax": remax_advantages,
-    "turn_gae": turn_gae_advantages,
-    "mt_grpo": mt_grpo_advantages,
-    "gigpo": gigpo_advantages,
+ADVANTAGES: dict[str, type[AdvantageEstimator]] = {
+    "gae": Gae,
+    "grpo": Grpo,
+    "rloo": Rloo,
+    "reinforce_pp": ReinforcePP,
+    "reinforce_pp_baseline": ReinforcePPBaseline,
+    "remax": Remax,
+    "turn_gae": TurnGae,
+    "mt_grpo": MtGrpo,
+    "gigpo": Gigpo,
 }
 """Every estimator by the name `learner.advantage` takes."""
 
@@ -52,20 +52,51 @@ POLICY_LOSSES: dict[str, str] = {
 """Every policy loss by the name `learner.policy_loss` takes, as `module:function`."""
 
 
-def find_advantage(name: str) -> AdvantageEstimator:
+def find_advantage(name: str) -> type[AdvantageEstimator]:
     """Return the estimator that `learner.advantage` names.
 
     Args:
-        name: one of `ADVANTAGES`, or `module:function` on the import path.
+        name: one of `ADVANTAGES`, or `module:Class` on the import path.
 
     Raises:
-        ValueError: there is none of this name, it cannot be imported, or it takes other arguments.
+        ValueError: there is none of this name, it cannot be imported, or it is no estimator.
     """
     if name in ADVANTAGES:
         return ADVANTAGES[name]
-    function = _import_function(name, "learner.advantage", ADVANTAGES)
-    check_call(function, "batch", "options", name=f'learner.advantage ("{name}")')
-    return cast(AdvantageEstimator, function)
+    key = f'learner.advantage ("{name}")'
+    found: object = _import_own(name, "learner.advantage", ADVANTAGES)
+    is_one = isinstance(found, type) and issubclass(found, AdvantageEstimator)
+    if not is_one or inspect.isabstract(found):
+        raise ValueError(
+            f"{key} is {kind_of(found)}; it must be a class derived from "
+            "agent_r1.learner.algorithms.advantages.AdvantageEstimator, whose __call__(batch) "
+            "returns Advantages"
+        )
+    kind = cast("type[AdvantageEstimator]", found)
+    check_call(kind.__call__, "self", "batch", name=f"{key}.__call__")
+    return kind
+
+
+def make_advantage(name: str, parameters: Mapping[str, Any]) -> AdvantageEstimator:
+    """Return the estimator that `learner.advantage` names, with its parameters.
+
+    Args:
+        name: as for `find_advantage`.
+        parameters: by name; of `SHARED_PARAMETERS` the estimator takes those it has.
+
+    Raises:
+        ValueError: as for `find_advantage`, or a parameter is unknown, missing or wrong.
+    """
+    kind = find_advantage(name)
+    fields = kind.model_fields
+    taken = {n: v for n, v in parameters.items() if n in fields or n not in SHARED_PARAMETERS}
+    try:
+        return check_object(kind, taken)
+    except ValueError as exc:
+        raise ValueError(
+            f'learner.advantage ("{name}") has the parameters {", ".join(fields) or "none"}, and '
+            f"learner.advantage_options do not fit them: {exc}"
+        ) from exc
 
 
 def find_policy_loss(name: str) -> PolicyLossFunction:
@@ -77,8 +108,11 @@ def find_policy_loss(name: str) -> PolicyLossFunction:
     Raises:
         ValueError: there is none of this name, it cannot be imported, or it takes other arguments.
     """
-    function = _import_function(POLICY_LOSSES.get(name, name), "learner.policy_loss", POLICY_LOSSES)
-    check_call(function, "inputs", "options", name=f'learner.policy_loss ("{name}")')
+    key = f'learner.policy_loss ("{name}")'
+    function = _import_own(POLICY_LOSSES.get(name, name), "learner.policy_loss", POLICY_LOSSES)
+    if not callable(function):
+        raise ValueError(f"{key} is {kind_of(function)}; it must be a function")
+    check_call(function, "inputs", "options", name=key)
     return cast("PolicyLossFunction", function)
 
 
@@ -119,8 +153,8 @@ def is_per_token(name: str) -> bool:
     return name in POLICY_LOSSES and name != "gspo"
 
 
-def _import_function(name: str, key: str, known: Iterable[str]) -> Any:
-    """Import `module:function`; `key` and the `known` names are for messages."""
+def _import_own(name: str, key: str, known: Iterable[str]) -> Any:
+    """Import `module:name`; `key` and the `known` names are for messages."""
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
         names = sorted(known)
@@ -128,11 +162,6 @@ def _import_function(name: str, key: str, known: Iterable[str]) -> Any:
         hint = f'did you mean "{nearest[0]}"? Else choose' if nearest else "choose"
         raise ValueError(
             f'{key} ("{name}") is unknown; {hint} one of {", ".join(names)}, or name your own '
-            "as module:function"
+            "as module:name"
         )
-    function = import_named(name, f'{key} ("{name}")')
-    if not callable(function):
-        raise ValueError(
-            f'{key} ("{name}"): {attribute} is a {type(function).__name__}; it must be a function'
-        )
-    return function
+    return import_named(name, f'{key} ("{name}")')

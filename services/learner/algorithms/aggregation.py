@@ -16,7 +16,7 @@ Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "fixed_leng
 
 
 def aggregation_weights(
-    token_counts_S: Sequence[int], aggregation: Aggregation, *, fixed_length: int | None = None
+    token_counts_S: Sequence[int], aggregation: Aggregation, *, fixed_length: int = 1
 ) -> list[float]:
     """Return what every token of each sequence weighs in the loss.
 
@@ -30,25 +30,14 @@ def aggregation_weights(
 
     Args:
         token_counts_S: [S] trained tokens of each sequence of the optimizer batch, over all
-            micro-batches and ranks; may be 0.
+            micro-batches and ranks; may be 0, but not all of them.
         aggregation: one of the above.
-        fixed_length: tokens; read by "fixed_length" alone, which needs it.
+        fixed_length: tokens, at least 1; read by "fixed_length" alone.
 
     Returns:
         [S] weights; 0.0 for a sequence without tokens.
-
-    Raises:
-        ValueError: no sequence has a token, a count is negative, fixed_length is missing or below
-            1, or the aggregation is unknown.
     """
-    if any(count < 0 for count in token_counts_S):
-        raise ValueError(f"a sequence has {min(token_counts_S)} tokens; a count must be >= 0")
     total = sum(token_counts_S)
-    if total == 0:
-        raise ValueError(
-            f"the optimizer batch has no token that counts in the loss ({len(token_counts_S)} "
-            "sequences); it needs at least one"
-        )
     sequences = sum(count > 0 for count in token_counts_S)
     match aggregation:
         case "token_mean":
@@ -58,15 +47,5 @@ def aggregation_weights(
         case "sequence_sum":
             weights = [1.0 / sequences for _ in token_counts_S]
         case "fixed_length":
-            if fixed_length is None or fixed_length < 1:
-                raise ValueError(
-                    f'aggregation = "fixed_length" needs a length of at least 1 token (now '
-                    f"{fixed_length}); set it to the most tokens a trajectory may sample"
-                )
             weights = [1.0 / (sequences * fixed_length) for _ in token_counts_S]
-        case _:
-            raise ValueError(
-                f'aggregation ("{aggregation}") is unknown; choose one of: token_mean, '
-                "sequence_mean, sequence_sum, fixed_length"
-            )
     return [weight if count else 0.0 for weight, count in zip(weights, token_counts_S, strict=True)]

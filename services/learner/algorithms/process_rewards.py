@@ -33,32 +33,17 @@ def normalize_process_rewards(
 
     Returns:
         [N][T] new arrays; rewards that are all zero stay zero.
-
-    Raises:
-        ValueError: a reward is not finite, or the scope is unknown.
     """
     copies = [np.array(array, dtype=np.float64) for array in rewards]
-    for i, array in enumerate(copies):
-        if not np.all(np.isfinite(array)):
-            raise ValueError(
-                f"trajectory {i} has a process reward that is not finite; look at the environment"
-            )
+    if scope == "none":
+        return copies
     ranges = lineages or [[(0, len(array))] for array in copies]
     peaks = [
         max(_peak(array[start:end]) for start, end in bounds)
         for array, bounds in zip(copies, ranges, strict=True)
     ]
-    match scope:
-        case "none":
-            return copies
-        case "batch":
-            peaks = [max(peaks, default=0.0)] * len(copies)
-        case "trajectory":
-            pass
-        case _:
-            raise ValueError(
-                f'scope ("{scope}") is unknown; choose one of: none, batch, trajectory'
-            )
+    if scope == "batch":
+        peaks = [max(peaks, default=0.0)] * len(copies)
     return [array / peak if peak > 0 else array for array, peak in zip(copies, peaks, strict=True)]
 
 

@@ -77,9 +77,14 @@ def ledger_problem(folder: Path, *, stored: bool = False) -> str | None:
 
 def has_trained(folder: Path) -> bool:
     """Say whether a learner has left anything in a run folder that a new run would mix with."""
-    files = (METRICS_FILE, SUMMARY_FILE)
-    has_checkpoint = any((folder / CHECKPOINTS_DIR).glob("step_*"))
-    return has_checkpoint or any((folder / name).exists() for name in files)
+    return any(True for _ in traces(folder))
+
+
+def traces(folder: Path) -> Iterator[str]:
+    """Yield the names of what a learner that has trained leaves in a run folder."""
+    yield from (name for name in (METRICS_FILE, SUMMARY_FILE) if (folder / name).exists())
+    if any((folder / CHECKPOINTS_DIR).glob("step_*")):
+        yield CHECKPOINTS_DIR
 
 
 def _used_twice(folder: Path) -> str:

@@ -8,7 +8,6 @@ Source: PPO, arXiv:1707.06347, section 5, with a backbone of its own as in Agent
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import cast
 
@@ -20,30 +19,25 @@ from transformers import (
     AutoModelForTokenClassification,
     AutoTokenizer,
     PretrainedConfig,
+    PreTrainedModel,
 )
 
-from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.attention import AttentionPlan
-from agent_r1.learner.engine.checkpoint import WEIGHT
-from agent_r1.learner.engine.model import (
-    DTYPES,
-    checkpoint_activations,
-    decode,
-    load_causal_model,
-    prepare_layout,
-)
+from agent_r1.learner.engine.model import DTYPES, decode
+from agent_r1.learner.engine.model_files import WEIGHT
 from agent_r1.runtime.config import ModelConfig
 from agent_r1.weights.snapshot import Weights, write_safetensors
 from agent_r1_proto.weights import SNAPSHOT_FILE
 
 
 class CriticModule(nn.Module):
-    """A decoder and a linear head that starts at 0, so that every first value is 0."""
+    """A model's decoder and a linear head that starts at 0, so that every first value is 0."""
 
-    def __init__(self, decoder: nn.Module, hidden_size: int, dtype: torch.dtype) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
-        self.decoder = decoder
-        self.head = nn.Linear(hidden_size, 1, dtype=dtype)
+        self.decoder = model.get_decoder()
+        hidden_size = cast(int, model.config.get_text_config().hidden_size)
+        self.head = nn.Linear(hidden_size, 1, dtype=model.dtype)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
@@ -65,30 +59,6 @@ class CriticModule(nn.Module):
         hidden = decode(self.decoder, token_ids, position_ids, plan)
         chosen = hidden.reshape(-1, hidden.shape[-1]).index_select(0, positions)
         return self.head(chosen).squeeze(-1).float()
-
-
-def load_critic(
-    model_config: ModelConfig,
-    config: EngineConfig,
-    loading: AbstractContextManager[None] | None = None,
-) -> nn.Module:
-    """Load the backbone of a critic and put a fresh head on it.
-
-    Args:
-        model_config: what the backbone starts from.
-        config: layout, activation checkpointing and ZeRO stage.
-        loading: entered while weights are read, as by `load_causal_model`.
-
-    Raises:
-        ValueError: the model cannot be loaded.
-    """
-    model = load_causal_model(model_config, loading)
-    prepare_layout(model, config.layout)
-    if config.activation_checkpointing:
-        checkpoint_activations(model, config.zero_stage)
-    hidden_size = cast(int, model.config.get_text_config().hidden_size)
-    critic = CriticModule(model.get_decoder(), hidden_size, model.dtype)
-    return critic.train()
 
 
 def export_critic(directory: Path, model_config: ModelConfig, state: Path) -> None:

@@ -71,25 +71,12 @@ class TrainSample:
     """Where segments begin, but for the first; see `Trajectory`."""
 
     def __post_init__(self) -> None:
-        num_tokens = len(self.token_ids)
-        if num_tokens < 2:
-            raise ValueError(f"a train sample has {num_tokens} tokens; it needs at least 2")
-        for name in PER_TOKEN:
-            values = getattr(self, name)
-            if values is not None and len(values) != num_tokens:
-                raise ValueError(f"{name} has {len(values)} entries; token_ids has {num_tokens}")
-        for start in (0, *self.segment_starts):
-            if self.loss_mask[start]:
-                raise ValueError(
-                    f"loss_mask[{start}] is True, but nothing predicts the first token of a segment"
-                )
-        given = [value is not None for value in (self.value_mask, self.returns, self.old_values)]
-        if any(given) and not all(given):
-            raise ValueError("value_mask, returns and old_values must be given together")
-        if not self.temperature > 0:
-            raise ValueError(
-                f"temperature ({self.temperature}) must be > 0: greedy samples are not trained on"
-            )
+        arrays = {name: getattr(self, name) for name in PER_TOKEN}
+        lengths = {name: len(array) for name, array in arrays.items() if array is not None}
+        assert set(lengths.values()) == {self.num_tokens}, lengths
+        # Nothing predicts the first token of a segment.
+        assert not any(self.loss_mask[start] for start in (0, *self.segment_starts))
+        assert self.temperature > 0, "greedy samples are not trained on"
 
     @property
     def num_tokens(self) -> int:
@@ -185,16 +172,10 @@ class PolicyEngine(Protocol):
             nothing was computed for is left out.
 
         Raises:
-            ValueError: `samples` is empty, or a step of the loss "nll" has no token to learn.
+            ValueError: a step of the loss "nll" has no token to learn.
             EngineError: see there. A loss that is not finite is refused before the step and names
                 the samples; out-of-memory messages name the keys to lower, in order.
         """
-        ...
-
-    def logprobs(
-        self, token_ids: Sequence[npt.NDArray[np.int32]], temperature: float = 1.0
-    ) -> list[npt.NDArray[np.float32]]:
-        """Return [T-1] natural-log probability of token t+1 given tokens 0..t, per sequence."""
         ...
 
     def token_logprobs(

@@ -1,7 +1,7 @@
 """How the sequences of a micro-batch, segments of trajectories, lie in its arrays.
 
-microbatches.py (which of them go together) --indices--> layout.py --MicroBatch, ValueBatch-->
-ranks/engine.py
+TrainSample, a trajectory each --SegmentBatch--> TrainSample, a segment each --indices of
+microbatches.py--> MicroBatch, ValueBatch --> ranks/engine.py
 
 - padded: a row each, padded on the right. Attention is causal, so no real token sees padding.
 - packed: end to end in one row; attention.py says who looks at whom, or, to the attention of
@@ -11,13 +11,14 @@ ranks/engine.py
 
 Only the positions that are trained on reach the vocabulary projection, each prediction once. Pure.
 
-Dimension key: S = sequences in a micro-batch, N = its trained tokens, M = its predictions.
+Dimension key: S = sequences in a micro-batch (of SegmentBatch: trajectories of the batch), Q =
+segments of a batch, T = tokens, N = its trained tokens, M = its predictions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,38 @@ EMPTY_LENGTH = 2
 """Tokens of a micro-batch without a sample."""
 
 Int64Array = npt.NDArray[np.int64]
+N = TypeVar("N", bound=np.generic)
+
+
+class SegmentBatch:
+    """The segments of a batch, trajectory after trajectory."""
+
+    def __init__(self, samples: Sequence[TrainSample]) -> None:
+        self.segments = [segment for sample in samples for segment in sample.segments()]
+        """[Q] each by itself."""
+        self.owners = [i for i, s in enumerate(samples) for _ in range(s.num_segments)]
+        """[Q] the trajectory of each."""
+        self._samples = samples
+        self._firsts = np.cumsum([0, *(sample.num_segments for sample in samples)]).tolist()
+
+    def of(self, chosen: Sequence[int]) -> list[int]:
+        """Return the numbers of the segments of the chosen trajectories, in order."""
+        return [q for i in chosen for q in range(self._firsts[i], self._firsts[i + 1])]
+
+    def cut(self, arrays: Sequence[npt.NDArray[N]]) -> list[npt.NDArray[N]]:
+        """Return [Q][T] what stands at the tokens of each segment, of [S][T]."""
+        return [
+            piece
+            for sample, array in zip(self._samples, arrays, strict=True)
+            for piece in np.split(array, sample.segment_starts)
+        ]
+
+    def join(self, pieces: Sequence[npt.NDArray[N]]) -> list[npt.NDArray[N]]:
+        """Undo `cut`."""
+        return [
+            np.concatenate(pieces[first:end])
+            for first, end in zip(self._firsts, self._firsts[1:], strict=False)
+        ]
 
 
 def build_microbatch(
@@ -128,7 +161,7 @@ def _lay_out(
     indices: Sequence[int], rows: Sequence[TrainSample], layout: Layout
 ) -> tuple[dict[str, Any], list[Int64Array]]:
     """Return the fields of TokenBatch, and [S][T] where each token stands in the flat array."""
-    assert all(row.num_segments == 1 for row in rows), "a row is one sequence; see segments.py"
+    assert all(row.num_segments == 1 for row in rows), "a row is one sequence; see SegmentBatch"
     token_ids = [row.token_ids for row in rows] or [np.zeros(EMPTY_LENGTH, np.int32)]
     lengths = [len(ids) for ids in token_ids]
     places, prefixes = _padded(lengths) if layout == "padded" else _chained(token_ids, layout)

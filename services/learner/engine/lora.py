@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedModel
 
-from agent_r1.learner.engine.checkpoint import export_model
 from agent_r1.learner.engine.division import whole_shape
 from agent_r1.learner.engine.linear import use_fast_products
 from agent_r1.learner.engine.model import load_causal_model, parameter_names
+from agent_r1.learner.engine.model_files import export_model
 from agent_r1.runtime.config import LoraConfig, ModelConfig
 from agent_r1.runtime.files.writing import replace_directory, report_full_disk
 from agent_r1.runtime.imports import import_extra

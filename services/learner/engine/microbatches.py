@@ -6,7 +6,7 @@ Every rank gets equally many steps and micro-batches, since each may hold collec
 that begin alike share a micro-batch, or, where prefixes are not shared, those of similar length,
 which keeps padding a small share. layout.py lays them out. Pure.
 
-A trajectory of several segments (segments.py) is as many sequences. Its segments may go to several
+A trajectory of several segments is as many sequences. Its segments may go to several
 micro-batches, unless the loss looks at whole trajectories.
 
 Dimension key: S = trajectories of the batch, Q = their segments, N = trained tokens of a
@@ -26,6 +26,7 @@ from agent_r1.learner.algorithms.aggregation import aggregation_weights
 from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.interface import FloatArray, LossSpec, TrainSample
 from agent_r1.learner.engine.layout import (
+    SegmentBatch,
     build_microbatch,
     build_value_batch,
     common_prefix,
@@ -39,7 +40,6 @@ from agent_r1.learner.engine.ranks.messages import (
     ValueBatch,
 )
 from agent_r1.learner.engine.schedule import LearningRates
-from agent_r1.learner.engine.segments import SegmentBatch
 
 Plan = list[list[list[int]]]
 """[rank][micro-batch] -> indices of samples; every rank has equally many, [] for an empty one."""

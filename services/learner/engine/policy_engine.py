@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
-from agent_r1.learner.engine import checkpoint as checkpoint_io
+from agent_r1.learner.engine import model_files
 from agent_r1.learner.engine.interface import (
     FloatArray,
     LossSpec,
@@ -24,19 +21,24 @@ from agent_r1.learner.engine.interface import (
     Predictions,
     TrainSample,
 )
-from agent_r1.learner.engine.layout import build_microbatch, build_value_batch, value_mask
-from agent_r1.learner.engine.lora import export_adapter
-from agent_r1.learner.engine.microbatches import (
-    cut_evenly,
-    plan_batch,
-    scatter_back,
-    scoring_sample,
+from agent_r1.learner.engine.layout import (
+    SegmentBatch,
+    build_microbatch,
+    build_value_batch,
+    value_mask,
 )
+from agent_r1.learner.engine.lora import export_adapter
+from agent_r1.learner.engine.microbatches import cut_evenly, plan_batch, scatter_back
 from agent_r1.learner.engine.ranks.group import RankGroup
-from agent_r1.learner.engine.ranks.life import STOP
-from agent_r1.learner.engine.ranks.messages import EngineSetup, MicroBatch, RankBatch, TrainReply
+from agent_r1.learner.engine.ranks.heartbeat import STOP
+from agent_r1.learner.engine.ranks.messages import (
+    EngineSetup,
+    MicroBatch,
+    RankBatch,
+    TrainReply,
+    ValueBatch,
+)
 from agent_r1.learner.engine.schedule import LearningRates
-from agent_r1.learner.engine.segments import SegmentBatch
 from agent_r1.runtime.files import writing as durable
 from agent_r1.runtime.files.writing import report_full_disk, require_space
 from agent_r1.weights import snapshot
@@ -44,6 +46,7 @@ from agent_r1.weights.snapshot import Weights
 from agent_r1_proto.weights import AdapterHeader, WeightManifest
 
 logger = logging.getLogger(__name__)
+B = TypeVar("B", MicroBatch, ValueBatch)
 
 STATE_BYTES_PER_WEIGHT = 12
 """A float32 weight and AdamW's two moments."""
@@ -93,12 +96,8 @@ class DeepSpeedPolicyEngine(PolicyEngine):
     # Training
 
     def train_batch(self, samples: Sequence[TrainSample], spec: LossSpec) -> dict[str, float]:
-        if not samples:
-            raise ValueError("a batch of 0 samples cannot be trained on; wait for trajectories")
-        if spec.kl_coef > 0 and not self._setup.with_reference:
-            raise ValueError(
-                f"kl_coef ({spec.kl_coef}) needs an engine with a reference; it was made without"
-            )
+        assert samples
+        assert self._setup.with_reference or spec.kl_coef == 0
         started = time.perf_counter()
         steps_before = self.optimizer_steps if spec.steps_before is None else spec.steps_before
         orders = plan_batch(samples, spec, self._config, self._rates, steps_before)
@@ -144,17 +143,10 @@ class DeepSpeedPolicyEngine(PolicyEngine):
 
     # Scoring
 
-    def logprobs(
-        self, token_ids: Sequence[npt.NDArray[np.int32]], temperature: float = 1.0
-    ) -> list[FloatArray]:
-        samples = [scoring_sample(ids, temperature) for ids in token_ids]
-        return [values[1:] for values in self.token_logprobs(samples)]
-
     def token_logprobs(
         self, samples: Sequence[TrainSample], model: Model = "policy"
     ) -> list[FloatArray]:
-        if model == "reference" and not self._setup.with_reference:
-            raise ValueError("the reference was asked of an engine that was made without one")
+        assert self._setup.with_reference or model == "policy"
         return self._scores(samples, model)[0]
 
     def predictions(self, samples: Sequence[TrainSample]) -> list[Predictions]:
@@ -166,11 +158,8 @@ class DeepSpeedPolicyEngine(PolicyEngine):
         """Return [2][S][T] log-probabilities and entropies of the trained tokens, 0.0 elsewhere."""
         if not samples:
             return [[], []]
-        batch, layout = SegmentBatch(samples), self._config.layout
-        cut = [
-            [build_microbatch(batch.segments, indices, layout=layout) for indices in share]
-            for share in cut_evenly(batch.segments, range(len(batch.segments)), self._config)
-        ]
+        batch = SegmentBatch(samples)
+        cut = self._cut(batch, build_microbatch)
         orders: list[tuple[Model, list[MicroBatch]]] = [(model, batches) for batches in cut]
         scores = self._group.call("score", orders)
         masks = [segment.loss_mask for segment in batch.segments]
@@ -180,13 +169,16 @@ class DeepSpeedPolicyEngine(PolicyEngine):
         ]
 
     def token_values(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
-        batch, layout = SegmentBatch(samples), self._config.layout
-        cut = [
-            [build_value_batch(batch.segments, indices, layout=layout) for indices in share]
-            for share in cut_evenly(batch.segments, range(len(batch.segments)), self._config)
-        ]
+        batch = SegmentBatch(samples)
+        cut = self._cut(batch, build_value_batch)
         flat = self._group.call("values", cut)
         return batch.join(scatter_back(cut, flat, [value_mask(s) for s in batch.segments]))
+
+    def _cut(self, batch: SegmentBatch, build: Callable[..., B]) -> list[list[B]]:
+        """Return [rank][micro-batch] what is asked of every token that counts."""
+        plan = cut_evenly(batch.segments, range(len(batch.segments)), self._config)
+        layout = self._config.layout
+        return [[build(batch.segments, chosen, layout=layout) for chosen in s] for s in plan]
 
     # Weights and state
 
@@ -204,7 +196,7 @@ class DeepSpeedPolicyEngine(PolicyEngine):
         weights, table = self._collect(), self._setup.model
         if table.lora is None:
             model = self._group.engine.model
-            checkpoint_io.export_model(directory, weights, model, table.path)
+            model_files.export_model(directory, weights, model, table.path)
         else:
             export_adapter(directory, weights, table.lora, table.path)
 
@@ -220,7 +212,7 @@ class DeepSpeedPolicyEngine(PolicyEngine):
 
     def load_state(self, directory: Path) -> None:
         ranks, facts = self._config.ranks, self._setup.facts()
-        old = checkpoint_io.is_old(directory)
+        old = model_files.is_old(directory)
         if old:
             facts[f"{self._setup.table_name}.ranks"] = ranks
         durable.check_seal(directory, facts)

@@ -18,19 +18,12 @@ def learning_rate(config: EngineConfig, step: int, total_steps: int | None) -> f
         config: gives lr, lr_schedule, warmup_steps and min_lr_ratio.
         step: 0 is the first optimizer step.
         total_steps: optimizer steps of the whole run; needed by cosine and linear.
-
-    Raises:
-        ValueError: the schedule needs total_steps and there is none.
     """
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     if config.lr_schedule == "constant":
         return config.lr
-    if total_steps is None:
-        raise ValueError(
-            f'lr_schedule ("{config.lr_schedule}") needs the number of steps of the run; set steps '
-            'or choose lr_schedule = "constant"'
-        )
+    assert total_steps is not None
     length = max(1, total_steps - 1 - config.warmup_steps)
     progress = min(1.0, (step - config.warmup_steps) / length)
     if config.lr_schedule == "cosine":
@@ -55,18 +48,14 @@ class LearningRates:
         critic_lr: float | None = None,
         policy_starts: int = 0,
     ) -> None:
-        """Check that the schedule can be followed.
+        """Note what the schedules begin and end with.
 
         Args:
             config: the policy's rate, and the schedule of both.
             total_steps: optimizer steps of the whole run; needed by cosine and linear.
             critic_lr: the critic's rate after warm-up; None without one.
             policy_starts: optimizer steps at the start that train the critic alone.
-
-        Raises:
-            ValueError: the schedule needs total_steps and there is none.
         """
-        learning_rate(config, config.warmup_steps, total_steps)
         self._config = config
         self._total = total_steps
         self._policy_starts = policy_starts
@@ -80,11 +69,6 @@ class LearningRates:
         return learning_rate(self._config, max(0, step - self._policy_starts), total)
 
     def critic(self, step: int) -> float:
-        """Return the critic's rate at optimizer step `step`.
-
-        Raises:
-            ValueError: there is no critic.
-        """
-        if self._critic_table is None:
-            raise ValueError("the learning rate of a critic was asked for where there is none")
+        """Return the critic's rate at optimizer step `step`."""
+        assert self._critic_table is not None
         return learning_rate(self._critic_table, step, self._total)

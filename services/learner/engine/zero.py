@@ -30,9 +30,9 @@ from safetensors import safe_open
 from torch import nn
 
 from agent_r1.learner.config import GRADIENT_BUCKET, EngineConfig
-from agent_r1.learner.engine.checkpoint import WEIGHT
 from agent_r1.learner.engine.division import whole_shape
 from agent_r1.learner.engine.interface import EngineError
+from agent_r1.learner.engine.model_files import WEIGHT
 from agent_r1.weights.snapshot import raw_bytes, safetensors_header
 
 _GATHER_BUCKET_NUMEL = 64 * 1024 * 1024

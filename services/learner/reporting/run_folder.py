@@ -17,9 +17,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.checkpoints.ownership import FolderLock
-from agent_r1.learner.checkpoints.standing import state_problem
+from agent_r1.learner.checkpoints.standing import state_problem, traces
 from agent_r1.learner.reporting.loggers import MetricLogger
 from agent_r1.runtime.files.conditions import (
     Condition,
@@ -32,7 +34,6 @@ from agent_r1.runtime.files.json_lines import split_lines
 from agent_r1.runtime.files.private import private_folder
 from agent_r1.runtime.files.run_folder import (
     ANSWERS_FILE,
-    CHECKPOINTS_DIR,
     CONDITIONS_FILE,
     CONFIG_FILE,
     EVALUATIONS_FILE,
@@ -54,19 +55,14 @@ def _anybody() -> None:
     """Let whoever asks write: before a start has its number, the lock alone decides."""
 
 
-def _finite(value: Any) -> Any:
-    """Return a value that JSON can hold: NaN and infinities become None."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return value
+def _dump(record: Mapping[str, Any], indent: int | None = None) -> str:
+    """Return JSON in which NaN and infinities are null."""
+    values = to_jsonable_python(record, inf_nan_mode="null")
+    return json.dumps(values, indent=indent, ensure_ascii=False, allow_nan=False)
 
 
 def _line(record: Mapping[str, Any]) -> str:
-    return json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n"
+    return _dump(record) + "\n"
 
 
 def _lines_up_to(path: Path, step: int) -> list[str]:
@@ -110,9 +106,8 @@ class RunFolder:
         if resume and (problem := state_problem(self.path, stored=stored)) is not None:
             raise ValueError(problem)
         # A ledger without a start of its own says which numbers are taken, and no more.
-        has_run = [LEDGER_FILE] if Ledger(self.path).starts else []
-        has_run += [name for name in (METRICS_FILE, SUMMARY_FILE) if (self.path / name).exists()]
-        has_checkpoint = any((self.path / CHECKPOINTS_DIR).glob("step_*"))
+        left = [LEDGER_FILE] if Ledger(self.path).starts else []
+        left += traces(self.path)
         # A run that was interrupted before its first start was counted has a config only.
         started = any((self.path / name).exists() for name in (CONFIG_FILE, LEDGER_FILE))
         if resume and not started and not stored:
@@ -120,10 +115,9 @@ class RunFolder:
                 f"{self.path} holds no run to resume ({CONFIG_FILE} and {LEDGER_FILE} are "
                 "missing); start one without --resume"
             )
-        if not resume and (has_run or has_checkpoint):
-            found = has_run[0] if has_run else CHECKPOINTS_DIR
+        if not resume and left:
             raise ValueError(
-                f"run folder {self.path} is not empty (it has {found}); continue with "
+                f"run folder {self.path} is not empty (it has {left[0]}); continue with "
                 f"`agent-r1 train --resume {shlex.quote(str(self.path))}`, or name another "
                 "folder with --run-dir"
             )
@@ -176,8 +170,7 @@ class RunFolder:
     def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Give numbers to the loggers only (an evaluation's, at its own step)."""
         self._require_owner()
-        if self._loggers is None:
-            raise RuntimeError("the run folder is not open; call open_at first")
+        assert self._loggers is not None
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         for metric_logger in self._loggers:
             metric_logger.log(step, finite)
@@ -222,8 +215,7 @@ class RunFolder:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`."""
         self._require_owner()
-        text = json.dumps(_finite(summary), indent=2, ensure_ascii=False, allow_nan=False)
-        write_atomically(self.path / SUMMARY_FILE, text + "\n")
+        write_atomically(self.path / SUMMARY_FILE, _dump(summary, indent=2) + "\n")
 
     def _append(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
         self._require_owner()

@@ -10,42 +10,41 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import BaseModel, PrivateAttr
+
 from agent_r1.learner.checkpoints.checkpoint import LearnerState
 from agent_r1.runtime.evaluation_client import SetScores, mean_over_sets, means_over_sets
 
 STEP_PARTS = ("step_s", "rollout_s", "reward_s", "learn_s", "push_s")
 
 
-class RunSummary:
+class RunSummary(BaseModel):
     """Totals, per-step times and evaluations of one run."""
 
-    def __init__(self, state: LearnerState) -> None:
-        self.totals = dict(state.totals)
-        self.history = {name: list(values) for name, values in state.history.items()}
-        self.evaluations = dict(state.evaluations)
-        self.best_score = state.best_score
-        self.evaluations_since_best = state.evaluations_since_best
-        """How many evaluations in a row were no better than the best one before them."""
-        self._wall_before_s = state.wall_s
-        self._started = time.monotonic()
+    totals: dict[str, float]
+    history: dict[str, list[float]]
+    evaluations: dict[str, dict[str, Any]]
+    best_score: float | None
+    evaluations_since_best: int
+    """How many evaluations in a row were no better than the best one before them."""
+    wall_before_s: float
+    _started: float = PrivateAttr(default_factory=time.monotonic)
+
+    @classmethod
+    def of(cls, state: LearnerState) -> RunSummary:
+        """Return what a checkpoint remembers."""
+        kept = state.model_dump(include=set(cls.model_fields))
+        return cls(**kept, wall_before_s=state.wall_s)
 
     @property
     def wall_s(self) -> float:
         """Seconds the run has taken so far, all its starts together."""
-        return self._wall_before_s + time.monotonic() - self._started
+        return self.wall_before_s + time.monotonic() - self._started
 
     def save_into(self, state: LearnerState) -> LearnerState:
         """Return the state with what the summary remembers in it."""
-        return state.model_copy(
-            update={
-                "totals": dict(self.totals),
-                "history": {name: list(values) for name, values in self.history.items()},
-                "evaluations": dict(self.evaluations),
-                "best_score": self.best_score,
-                "evaluations_since_best": self.evaluations_since_best,
-                "wall_s": self.wall_s,
-            }
-        )
+        kept = self.model_dump(exclude={"wall_before_s"})  # a copy: training goes on meanwhile
+        return state.model_copy(update=kept | {"wall_s": self.wall_s})
 
     def add_batch(self, trajectories: int, sampled_tokens: int, max_staleness: int) -> None:
         """Count a trained batch."""

@@ -30,39 +30,14 @@ def mask_spans(mask: npt.NDArray[np.bool_]) -> list[list[int]]:
 
 
 def _call(call: ToolCallRecord) -> dict[str, Any]:
-    return {
-        "tool": call.tool,
-        "arguments": call.arguments,
-        "status": call.status,
-        "text": call.text(),
-        "data": call.data,
-        "error": call.error,
-        "version": call.version,
-        "instance": call.instance,
-        "attempt": call.attempt,
-        "latency_ms": round(call.latency_ms, 3),
-        "process_reward": call.process_reward,
-        "end_token_index": call.end_token_index,
-    }
+    fields = {name: value for name, value in call if name != "parts"}
+    return fields | {"text": call.text(), "latency_ms": round(call.latency_ms, 3)}
 
 
 def _turn(turn: Turn, lineage: int) -> dict[str, Any]:
-    return {
-        "lineage": lineage,
-        "start": turn.start,
-        "end": turn.end,
-        "text": turn.text,
-        "finish_reason": turn.finish_reason,
-        "calls": [_call(call) for call in turn.calls],
-        "process_reward": turn.process_reward,
-        "state_key": turn.state_key,
-        "well_formed": turn.well_formed,
-        "thought": turn.thought,
-        "said": turn.said,
-        "answer": turn.answer,
-        "replies": None if turn.replies is None else list(map(_reply, turn.replies)),
-        "data": turn.data,
-    }
+    calls = [_call(call) for call in turn.calls]
+    replies = None if turn.replies is None else list(map(_reply, turn.replies))
+    return {**dict(turn), "lineage": lineage, "calls": calls, "replies": replies}
 
 
 def _reply(reply: Reply) -> dict[str, Any]:

@@ -11,18 +11,19 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field
 from pydantic_core import from_json
 
 from agent_r1.learner.config import TrainRewardConfig
 from agent_r1.learner.engine.interface import TrainSample
 from agent_r1.learner.reporting.trajectory_log import main_turns
-from agent_r1.learner.sft.data import SftData
+from agent_r1.learner.sft.data import SftData, read_lines, weighted_sample
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
 from agent_r1.runtime.files.run_folder import TRAJECTORIES_DIR
 from agent_r1.text.reading import TurnReader
@@ -112,12 +113,7 @@ def read_episodes(paths: Sequence[Path], key: str, label: str) -> list[JudgedEpi
         ValueError: a file is missing or a line is wrong, a label is missing or outside 0 to 1, or
             there are not both good and bad ones.
     """
-    episodes = [
-        episode
-        for path in _files(paths, key)
-        for episode in _read(path, label)
-        if episode is not None
-    ]
+    episodes = [episode for path in _files(paths, key) for episode in _read(path, label)]
     labels = {episode.label for episode in episodes}
     if len(labels) < 2:
         raise ValueError(
@@ -168,23 +164,18 @@ def _files(paths: Iterable[Path], key: str) -> Iterator[Path]:
         yield from found
 
 
-def _read(path: Path, label: str) -> Iterator[JudgedEpisode | None]:
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                if "place" in (values := from_json(line)):
-                    yield from _candidates(_Answer.model_validate(values), f"{path}:{number}")
-                else:
-                    yield _episode(_Record.model_validate(values), label)
-            except ValidationError as exc:
-                first = exc.errors()[0]
-                where = ".".join(map(str, first["loc"])) or "line"
-                raise ValueError(
-                    f"{path}, line {number}: {where}: {first['msg']}; the file must be one of a "
-                    f"run's folder {TRAJECTORIES_DIR}"
-                ) from exc
-            except ValueError as exc:
-                raise ValueError(f"{path}, line {number}: {exc}") from exc
+def _read(path: Path, label: str) -> Iterator[JudgedEpisode]:
+    number = count(1)
+
+    def parse(line: bytes) -> list[JudgedEpisode]:
+        values = from_json(line)
+        if "place" in values:
+            return list(_candidates(_Answer.model_validate(values), f"{path}:{next(number)}"))
+        episode = _episode(_Record.model_validate(values), label)
+        return [] if episode is None else [episode]
+
+    remedy = f"the file must be one of a run's folder {TRAJECTORIES_DIR}"
+    return chain.from_iterable(read_lines(path, parse, remedy))
 
 
 def _episode(record: _Record, label: str) -> JudgedEpisode | None:
@@ -277,13 +268,7 @@ class VerdictEncoder:
             return None
         weights = np.zeros(len(token_ids), np.float32)
         weights[at] = weight
-        return TrainSample(
-            token_ids=token_ids,
-            loss_mask=np.arange(len(token_ids)) == at,
-            rollout_logprobs=np.zeros(len(token_ids), np.float32),
-            advantages=weights,
-            name=episode.task_id,
-        )
+        return weighted_sample(token_ids, weights, episode.task_id)
 
     def _tokens(self, asked: list[ChatMessage], verdict: str) -> tuple[Any, int]:
         """Return [T] token ids, and the index of the verdict's first token."""
@@ -307,10 +292,10 @@ def training_data(
         digest.update(json.dumps([episode.task_id, episode.label]).encode())
         last = len(episode.turns)
         first = 1 if config.turns == "all" and not episode.place else last
-        for count in range(first, last + 1):
+        for num_turns in range(first, last + 1):
             for verdict, weight in ((GOOD, episode.label), (BAD, 1.0 - episode.label)):
                 if weight > 0.0:
-                    sample = encoder.sample(episode, count, verdict, weight)
+                    sample = encoder.sample(episode, num_turns, verdict, weight)
                     samples += [] if sample is None else [sample]
     for sample in samples:
         digest.update(sample.token_ids.tobytes())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from typing import Any, NoReturn
+from typing import Any
 
 from agent_r1.learner.config import TrainRewardConfig
 from agent_r1.learner.engine.interface import PolicyEngine
@@ -21,8 +21,6 @@ from agent_r1.learner.sft.loss_mask import DialogueEncoder
 from agent_r1.runtime.config import ModelConfig, RunConfig
 
 logger = logging.getLogger(__name__)
-
-TABLE = "train_reward"
 
 
 def run(
@@ -40,7 +38,7 @@ def run(
         EngineError: a rank failed, or memory or disk ran out.
     """
     config = train_reward
-    supervised.check_output(TABLE, config)
+    supervised.check_output("train_reward", config)
     train, test = train_and_test(config)
     dialogues = DialogueEncoder(model.path, config.chat_template_kwargs)
     encoder = VerdictEncoder(
@@ -59,12 +57,5 @@ def run(
         logger.info("on tasks that were not trained on %s", json.dumps(found["held_out"]))
         return found
 
-    job = supervised.Job(TABLE, config, data, look)
+    job = supervised.Job("train_reward", config, data, look)
     return supervised.train(run=run, model=model, job=job, place=place, stop=stop)
-
-
-def follow(
-    run: RunConfig, model: ModelConfig, train_reward: TrainRewardConfig, place: RankPlace
-) -> NoReturn:
-    """Be a rank other than 0 until the ranks end."""
-    supervised.follow(run, model, train_reward, TABLE, place)

@@ -7,11 +7,10 @@ plan_batches
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +19,13 @@ from pydantic import Field, ValidationError, model_validator
 from agent_r1.learner.config import SftConfig, SupervisedConfig
 from agent_r1.learner.engine.interface import TrainSample
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
-from agent_r1.runtime.files.bad_lines import BadLines
+from agent_r1.runtime.files.bad_lines import BadLines, first_problem
 from agent_r1.runtime.files.foreign import NotUtf8Error, check_utf8, foreign_format, numbered_lines
 from agent_r1_proto.foreign_messages import own_dialogue
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_proto.tasks import ChatMessage
 
+Parsed = TypeVar("Parsed")
 LINE = 'a line is {"messages": [{"role": ..., "content": ...}, ...]}'
 
 
@@ -65,56 +65,57 @@ def load_dialogues(config: SftConfig, encoder: DialogueEncoder, max_context: int
         ValueError: a file is missing or empty, or a line is wrong; it names file and line.
     """
     digest = hashlib.sha256()
+
+    def parse(line: bytes) -> TrainSample:
+        digest.update(line)
+        return _encode(Demonstration.model_validate_json(line), config, encoder, max_context)
+
     samples: list[TrainSample] = []
     for path in config.data:
-        count = len(samples)
-        bad, number = BadLines(path), 0
-        for number, line in _lines(path):
-            digest.update(line)
-            try:
-                check_utf8(line, path)
-                samples.append(_encode_line(line, config, encoder, max_context))
-            except ValidationError as exc:
-                bad.add(f"{path}, line {number}", _one_line(exc), LINE)
-            except NotUtf8Error as exc:
-                bad.add(f"{path}, line {number}", *exc.args)
-            except ValueError as exc:
-                bad.add(f"{path}, line {number}", str(exc))
-        if bad:
-            raise ValueError(bad.text(number))
-        if len(samples) == count:
+        if not path.exists():
+            raise ValueError(f"sft.data ({path}) is missing; name a JSON-lines file of dialogues")
+        if (foreign := foreign_format(path)) is not None:
+            raise ValueError(f"sft.data: {foreign}")
+        found = read_lines(path, parse, LINE)
+        if not found:
             raise ValueError(f"{path} holds no dialogue; it needs one JSON object a line")
+        samples += found
     return SftData(samples, digest.hexdigest())
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield number and text of every line that is not blank."""
-    if not path.exists():
-        raise ValueError(f"sft.data ({path}) is missing; name a JSON-lines file of dialogues")
-    foreign = foreign_format(path)
-    if foreign is not None:
-        raise ValueError(f"sft.data: {foreign}")
-    yield from ((number, line) for number, line in numbered_lines(path) if line.strip())
+def read_lines(path: Path, parse: Callable[[bytes], Parsed], remedy: str) -> list[Parsed]:
+    """Parse every line of a JSON-lines file that is not blank.
+
+    Args:
+        path: the file.
+        parse: makes something of a line; a ValueError says why it cannot.
+        remedy: said of lines that pydantic refuses.
+
+    Raises:
+        ValueError: lines are wrong; the first ten are named.
+    """
+    found: list[Parsed] = []
+    bad, number = BadLines(path), 0
+    for number, line in numbered_lines(path):
+        where = f"{path}, line {number}"
+        try:
+            check_utf8(line, path)
+            if line.strip():
+                found.append(parse(line))
+        except ValidationError as exc:
+            bad.add(where, first_problem(exc), remedy)
+        except NotUtf8Error as exc:
+            bad.add(where, *exc.args)
+        except ValueError as exc:
+            bad.add(where, str(exc))
+    if bad:
+        raise ValueError(bad.text(number))
+    return found
 
 
-def _one_line(exc: ValidationError) -> str:
-    """Return pydantic's problems on one line."""
-    problems: list[str] = []
-    for error in exc.errors():
-        where = ".".join(map(str, error["loc"])) or "line"
-        problems.append(f"{where}: {error['msg'].removeprefix('Value error, ')}")
-    return "; ".join(problems)
-
-
-def _encode_line(
-    line: bytes, config: SftConfig, encoder: DialogueEncoder, max_context: int
+def _encode(
+    demonstration: Demonstration, config: SftConfig, encoder: DialogueEncoder, max_context: int
 ) -> TrainSample:
-    """Encode one line."""
-    try:
-        values = json.loads(line)
-    except json.JSONDecodeError as exc:
-        raise ValueError(f"not valid JSON: {exc}") from exc
-    demonstration = Demonstration.model_validate(values)
     encoded = encoder.encode(demonstration.messages, demonstration.tools)
     num_tokens = len(encoded.token_ids)
     if num_tokens > max_context:
@@ -124,11 +125,19 @@ def _encode_line(
         )
     weights = np.where(encoded.assistant_mask, 1.0, config.other_token_weight).astype(np.float32)
     weights[0] = 0.0
+    return weighted_sample(encoded.token_ids, weights)
+
+
+def weighted_sample(
+    token_ids: npt.NDArray[np.int32], weights: npt.NDArray[np.float32], name: str = ""
+) -> TrainSample:
+    """Return [T] tokens as a sample of the loss "nll", where a token may weigh 0."""
     return TrainSample(
-        token_ids=encoded.token_ids,
+        token_ids=token_ids,
         loss_mask=weights > 0,
-        rollout_logprobs=np.zeros(num_tokens, np.float32),
+        rollout_logprobs=np.zeros(len(weights), np.float32),
         advantages=weights,
+        name=name,
     )
 
 

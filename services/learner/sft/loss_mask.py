@@ -24,15 +24,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import GenerationConfig
 
-from agent_r1.text.control_tokens import (
-    MARKUP,
-    control_pattern,
-    map_texts,
-    spell_out,
-    unused_word,
-)
+from agent_r1.text.chat_template import load_tokenizer, render
+from agent_r1.text.control_tokens import MARKUP, control_pattern, map_texts, spell_out, unused_word
 from agent_r1.text.template_messages import render_calls, template_message
 from agent_r1.text.tool_formats import HERMES, ToolFormat
 from agent_r1_proto.tasks import ChatMessage
@@ -69,20 +64,7 @@ class DialogueEncoder:
         tool_format: ToolFormat = HERMES,
     ) -> None:
         self._tool_format = tool_format
-        try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(
-                model_path, trust_remote_code=False
-            )
-        except (OSError, ValueError) as exc:
-            raise ValueError(
-                f"model.path ({model_path}) has no tokenizer that can be loaded: {exc}; put the "
-                "tokenizer's files beside the model"
-            ) from exc
-        if not self._tokenizer.chat_template:
-            raise ValueError(
-                f"the tokenizer of model.path ({model_path}) has no chat template; put a "
-                "chat_template.jinja beside the model"
-            )
+        self._tokenizer = load_tokenizer(model_path)
         self._backend = self._tokenizer.backend_tokenizer
         self._kwargs = dict(template_kwargs or {})
         self._ends = self._end_of_turn_texts(model_path)
@@ -169,23 +151,17 @@ class DialogueEncoder:
         *,
         prompt: bool,
     ) -> str:
-        from jinja2 import TemplateError
-
-        render = partial(
-            self._tokenizer.apply_chat_template,
+        shown = [template_message(m, str) for m in messages]
+        roles = ", ".join(message.role for message in messages)
+        render_text = partial(
+            render,
+            self._tokenizer,
+            what=f"a dialogue of the roles {roles}",
             tools=list(tools) if tools else None,
             add_generation_prompt=prompt,
-            tokenize=False,
             **self._kwargs,
         )
-        try:
-            shown = [template_message(m, str) for m in messages]
-            return render_calls(render, shown, self._tool_format.write)
-        except (TemplateError, TypeError) as exc:
-            roles = ", ".join(message.role for message in messages)
-            raise ValueError(
-                f"the chat template cannot render a dialogue of the roles {roles}: {exc}"
-            ) from exc
+        return render_calls(render_text, shown, self._tool_format.write)
 
     def _through_end_of_turn(self, turn: str) -> str:
         """Cut a rendered turn after its end-of-turn token: the first, which nothing in it can be.

@@ -25,7 +25,7 @@ from pydantic import BaseModel, NonNegativeFloat, NonNegativeInt
 
 from agent_r1.learner.config import SupervisedConfig
 from agent_r1.learner.engine.interface import LossSpec, PolicyEngine
-from agent_r1.learner.engine.ranks.messages import EngineSetup
+from agent_r1.learner.engine.ranks.messages import EngineSetup, differences
 from agent_r1.learner.engine.ranks.place import RankPlace
 from agent_r1.learner.sft.data import SftData, plan_batches
 from agent_r1.runtime.config import ModelConfig, RunConfig
@@ -65,12 +65,12 @@ class Job:
 
 
 class _Progress(BaseModel):
-    """How far an interrupted training had come."""
+    """How far a training has come."""
 
-    identity: Any
-    step: NonNegativeInt
-    tokens: NonNegativeInt
-    spent_s: NonNegativeFloat
+    identity: dict[str, Any]
+    step: NonNegativeInt = 0
+    tokens: NonNegativeInt = 0
+    spent_s: NonNegativeFloat = 0.0
 
 
 class _Training:
@@ -96,10 +96,13 @@ class _Training:
             "seed": seed,
             job.table: config.model_dump(mode="json", exclude=_NOT_OF_THE_TASK),
         }
-        self.step = 0
-        self.tokens = 0
-        self.spent_s = 0.0
+        self.progress = _Progress(identity=self.identity)
         self.last_loss: float | None = None
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken."""
+        return self.progress.step
 
     def resume(self, engine: PolicyEngine) -> None:
         """Go on from the state of an interrupted training, where there is one.
@@ -116,7 +119,7 @@ class _Training:
         except (OSError, ValueError) as exc:
             raise ValueError(f"{progress_file} cannot be read ({exc}); {remedy}") from exc
         if progress.identity != self.identity:
-            changed = _differences(progress.identity, self.identity)
+            changed = ", ".join(key for key, *_ in differences(self.identity, progress.identity))
             raise ValueError(
                 f"{self.state_dir} is the state of another training (different: {changed}); "
                 f"{remedy}"
@@ -125,20 +128,13 @@ class _Training:
             engine.load_state(self.state_dir)
         except ValueError as exc:
             raise ValueError(f"{exc}; {remedy}") from exc
-        self.step, self.tokens = progress.step, progress.tokens
-        self.spent_s = progress.spent_s
+        self.progress = progress
         logger.info("training resumed step=%d of=%d", self.step, len(self.batches))
 
     def save(self, engine: PolicyEngine) -> None:
         """Write the state to resume from, in place of the one before."""
         with replace_directory(self.state_dir) as staging:
-            progress = {
-                "identity": self.identity,
-                "step": self.step,
-                "tokens": self.tokens,
-                "spent_s": self.spent_s,
-            }
-            (staging / PROGRESS_FILE).write_text(json.dumps(progress), encoding="utf-8")
+            (staging / PROGRESS_FILE).write_text(self.progress.model_dump_json(), encoding="utf-8")
             engine.save_state(staging)
 
     def train_step(self, engine: PolicyEngine) -> dict[str, Any]:
@@ -147,42 +143,45 @@ class _Training:
         started = time.monotonic()
         spec = LossSpec(kind="nll", drop_zero_advantages=False)
         metrics = engine.train_batch(samples, spec)
-        self.spent_s += time.monotonic() - started
-        self.step += 1
-        self.tokens += int(metrics["batch/tokens"])
+        progress = self.progress
+        progress.spent_s += time.monotonic() - started
+        progress.step += 1
+        progress.tokens += int(metrics["batch/tokens"])
         self.last_loss = metrics["loss/total"]
         return {
-            "step": self.step,
+            "step": progress.step,
             "loss": metrics["loss/total"],
             "lr": metrics["lr"],
             "grad_norm": metrics["grad_norm"],
-            "tokens": self.tokens,
+            "tokens": progress.tokens,
             "tokens_per_s": metrics["tokens_per_s"],
-            "elapsed_s": self.spent_s,
+            "elapsed_s": progress.spent_s,
         }
 
     def log(self, line: dict[str, Any]) -> None:
         """Show one line of progress, with the time left."""
-        left_s = self.spent_s / self.step * (len(self.batches) - self.step)
+        spent_s = line["elapsed_s"]
+        left_s = spent_s / self.step * (len(self.batches) - self.step)
         logger.info(
             "training step=%d/%d loss=%.4f lr=%.2e tokens=%d tokens_per_s=%.0f left=%s",
             self.step,
             len(self.batches),
             line["loss"],
             line["lr"],
-            self.tokens,
-            self.tokens / self.spent_s,
+            line["tokens"],
+            line["tokens"] / spent_s,
             time.strftime("%H:%M:%S", time.gmtime(left_s)),
         )
 
     def summary(self) -> dict[str, Any]:
         """Return what `summary.json` holds."""
+        tokens, spent_s = self.progress.tokens, self.progress.spent_s
         return {
             "steps": self.step,
             "dialogues": len(self.data.samples),
-            "tokens": self.tokens,
-            "tokens_per_s": self.tokens / self.spent_s if self.spent_s else 0.0,
-            "train_s": self.spent_s,
+            "tokens": tokens,
+            "tokens_per_s": tokens / spent_s if spent_s else 0.0,
+            "train_s": spent_s,
             "last_loss": self.last_loss,
             **self.identity,
         }
@@ -295,21 +294,6 @@ def _keep_log_lines(path: Path, steps: int) -> None:
     if path.exists():
         lines = split_lines(path.read_text(encoding="utf-8"))
         write_atomically(path, "".join(f"{line}\n" for line in lines[:steps]))
-
-
-def _differences(old: Any, new: dict[str, Any]) -> str:
-    """Name the keys in which two identities differ."""
-    if not isinstance(old, dict):
-        return "everything"
-    names: list[str] = []
-    for key, value in new.items():
-        if old.get(key) == value:
-            continue
-        if isinstance(value, dict) and isinstance(old.get(key), dict):
-            names += [f"{key}.{inner}" for inner in value if value[inner] != old[key].get(inner)]
-        else:
-            names.append(key)
-    return ", ".join(names)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import NoReturn
 
 from agent_r1.learner.config import SftConfig
 from agent_r1.learner.engine.ranks.place import RankPlace
@@ -12,8 +11,6 @@ from agent_r1.learner.sft.data import load_dialogues
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
 from agent_r1.runtime.config import ModelConfig, RunConfig
 from agent_r1.text.tool_formats import load_tool_format
-
-TABLE = "sft"
 
 
 def run(
@@ -33,12 +30,7 @@ def run(
         ValueError: data, model or a setting is wrong; or the output exists already.
         EngineError: a rank failed, or memory or disk ran out.
     """
-    supervised.check_output(TABLE, sft)
+    supervised.check_output("sft", sft)
     encoder = DialogueEncoder(model.path, sft.chat_template_kwargs, load_tool_format(tool_format))
-    job = supervised.Job(TABLE, sft, load_dialogues(sft, encoder, model.max_context))
+    job = supervised.Job("sft", sft, load_dialogues(sft, encoder, model.max_context))
     return supervised.train(run=run, model=model, job=job, place=place, stop=stop)
-
-
-def follow(run: RunConfig, model: ModelConfig, sft: SftConfig, place: RankPlace) -> NoReturn:
-    """Be a rank other than 0 until the ranks end."""
-    supervised.follow(run, model, sft, TABLE, place)

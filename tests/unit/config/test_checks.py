@@ -12,7 +12,7 @@ from agent_r1.config import checks as config_checks
 from agent_r1.config import machine as config_machine
 from agent_r1.config.run import Config, ConfigError, load_config
 from agent_r1.learner.redis_memory import worst_case_redis_bytes
-from agent_r1.learner.run_spec import make_run_spec
+from agent_r1.learner.run_spec import RunSpec
 from tests.support.config_scene import task_line, write_scene
 
 
@@ -255,7 +255,7 @@ def test_the_worst_case_in_flight_must_fit_the_memory_of_redis(folder: Path):
 def test_the_learner_asks_for_the_memory_that_the_check_before_the_run_asked_for(folder: Path):
     # The one question of the set counts as the 512 that may be in flight, as it does in the check.
     config = load(folder, 'redis.url="redis://127.0.0.1:1/0"')
-    spec = make_run_spec(
+    spec = RunSpec(
         run=config.run,
         model=config.model,
         redis=config.redis,
@@ -270,7 +270,6 @@ def test_the_learner_asks_for_the_memory_that_the_check_before_the_run_asked_for
     spec.check_memory(need)
     with pytest.raises(ValueError, match="must hold the worst case in flight"):
         spec.check_memory(need - 1)
-    spec.folder.close()
 
 
 def test_check_lists_every_problem_and_those_of_the_machine_apart(folder: Path):

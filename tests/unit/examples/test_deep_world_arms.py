@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from agent_r1.config.run import load_config
-from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageOptions
+from agent_r1.learner.algorithms.advantages import AdvantageBatch
 from agent_r1.runtime.files.tasks import read_task_file
 from agent_r1_proto.tasks import Task
 
@@ -33,7 +33,7 @@ def test_rejection_sampling_trains_on_right_trajectories_only_and_on_no_tool_tex
         token_rewards=[wrong, right, wrong, wrong],
         credit_masks=[sampled] * 4,
     )
-    found = deep_world.rejection_sampling.accepted_advantages(batch, AdvantageOptions())
+    found = deep_world.rejection_sampling.AcceptedAdvantages()(batch)
     nothing = [0.0] * 4
     assert [list(tokens) for tokens in found.advantages] == [
         nothing,

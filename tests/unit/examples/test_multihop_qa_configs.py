@@ -18,7 +18,6 @@ from agent_r1.config import checks as config_checks
 from agent_r1.config.estimate import ModelSize, read_model_size
 from agent_r1.config.run import Config, load_config
 from agent_r1.learner.prompts import PromptOrder
-from agent_r1.learner.reporting.run_folder import RunFolder
 from agent_r1.learner.run_spec import RunSpec
 from agent_r1.runtime.config import LoraConfig
 from agent_r1_proto.tasks import Task
@@ -297,7 +296,7 @@ def test_each_file_passes_the_check_of_config_check(
         ("rloo", 256_000),
     ],
 )
-def test_one_epoch_is_400_steps(method: str, trajectories: int, tmp_path: Path):
+def test_one_epoch_is_400_steps(method: str, trajectories: int):
     config = load(PAPER_FILE, METHODS[method])
     tasks = [Task(id=str(number), prompt="?") for number in range(2 * 25_600)]
     spec = RunSpec(
@@ -308,8 +307,6 @@ def test_one_epoch_is_400_steps(method: str, trajectories: int, tmp_path: Path):
         learner=config.learner,
         evaluation=config.evaluation,
         prompts=PromptOrder(tasks, config.run.seed),
-        eval_sets={},
-        folder=RunFolder(tmp_path),
         resume=False,
     )
     assert spec.total_steps == 400  # 51,200 / 128

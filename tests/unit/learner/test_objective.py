@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from agent_r1.learner.algorithms import ADVANTAGES, POLICY_LOSSES, check_equal_groups
-from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageOptions
+from agent_r1.learner.algorithms.advantages import AdvantageBatch
 from agent_r1.learner.config import LearnerConfig
-from agent_r1.learner.objective import PRESETS, ZERO_ADVANTAGES, Algorithm
+from agent_r1.learner.objective import PRESETS, Algorithm
 
 
 def test_presets_name_what_is_in_the_tables():
@@ -123,10 +123,10 @@ def test_the_advantages_that_are_0_in_a_group_of_equal_rewards(name: str):
         turn_starts=[np.array([0, 1])] * 4,
         state_keys=[["", "a"]] * 4,
     )
-    found = ADVANTAGES[name](batch, AdvantageOptions()).advantages
+    found = ADVANTAGES[name]()(batch).advantages
     teaches = [bool(np.any(advantages)) for advantages in found]
     assert any(teaches[2:])
-    assert any(teaches[:2]) == (name not in ZERO_ADVANTAGES)
+    assert any(teaches[:2]) == (not ADVANTAGES[name].zero_when_equal)
 
 
 def test_a_loss_of_ones_own_says_that_equal_groups_teach_it_nothing(

@@ -247,7 +247,7 @@ def test_a_prompt_is_measured_as_rollout_encodes_it(
     )
     asked = asked_dialogue(task, system_prompt, lambda text: OutsideMessage("tool", text, []))
     form = PromptFormat(str(TINY_BASE), system_prompt, {}, tool_format)
-    (length,) = PromptLengths(form).measure([("here", task)])
+    length = PromptLengths(form).measure("here", task)
     assert length == len(chat.render_prompt(asked).token_ids)
 
 
@@ -280,7 +280,7 @@ def test_results_that_a_prompt_ends_with_are_measured_as_rollout_cuts_them(
         return chat.outside_message("tool", text, max_chars=chars, max_tokens=tokens)
 
     form = PromptFormat(str(model), None, {}, "hermes", chars, tokens)
-    (length,) = PromptLengths(form).measure([("here", task)])
+    length = PromptLengths(form).measure("here", task)
     assert length == len(chat.render_prompt(asked_dialogue(task, None, shown)).token_ids)
 
 
@@ -332,5 +332,5 @@ def test_a_model_folder_runs_no_code_where_prompts_are_measured(
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
     monkeypatch.setattr("builtins.input", lambda _: "y")  # who is asked says yes
     with pytest.raises(ValueError, match="trust_remote_code"):
-        PromptFormat(str(tmp_path), None, {}).load_tokenizer()
+        PromptLengths(PromptFormat(str(tmp_path), None, {}))
     assert not (tmp_path / "ran").exists()

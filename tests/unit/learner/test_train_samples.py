@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent_r1.learner.algorithms import ADVANTAGES
+from agent_r1.learner.algorithms.advantages import AdvantageBatch, Advantages
+from agent_r1.learner.algorithms.advantages.gae import Gae
 from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.engine.interface import FloatArray, Model, TrainSample
 from agent_r1.learner.groups import Group, Slot, failure_reason, staleness, total_reward
@@ -21,7 +24,7 @@ from agent_r1.learner.train_samples import (
     outcome_rewards,
     process_rewards,
 )
-from agent_r1_proto.rewards import Reward, ScoredTrajectory
+from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.trajectory import ToolCallRecord, Turn
 from tests.support.builders import rollout_task, scored, three_lineages, two_segments
 
@@ -411,13 +414,6 @@ def test_a_greedy_answers_process_rewards_are_scaled_with_the_samples():
     assert prepared.samples[0].advantages[ACTIONS].tolist() == [-0.5, -0.5, 0.0, 0.0]
 
 
-def test_a_greedy_reward_that_is_not_finite_refuses_the_step_with_its_trajectory():
-    bad = two_turns(2, 0.0)
-    object.__setattr__(bad, "reward", Reward.model_construct(total=float("nan"), components={}))
-    with pytest.raises(RunFailedError, match=r"a reward is not finite in 1 of 3 .*run/1/0/2/0"):
-        build(pair(two_turns(0, 1.0), two_turns(1, 0.0), greedy=bad), algorithm="remax")
-
-
 def test_process_rewards_are_normalized_over_the_batch_before_the_outcome():
     members = [called(0, 1.0, 4.0), two_turns(1, 0.0)]
     raw = build(pair(*members), normalize_std=False)
@@ -428,23 +424,15 @@ def test_process_rewards_are_normalized_over_the_batch_before_the_outcome():
     assert scaled.advantages == pytest.approx([1.0, -1.0])
 
 
-@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
-def test_a_log_probability_that_is_not_finite_refuses_the_step_with_its_trajectory(broken: float):
-    logprobs = np.where(ACTIONS, -1.0, 0.0).astype(np.float32)
-    logprobs[3] = broken
-    bad = two_turns(1, 0.0)
-    object.__setattr__(bad.trajectory, "rollout_logprobs", logprobs)
-    with pytest.raises(
-        RunFailedError, match=r"log-probability is not finite in 1 of 2 .*run/1/0/1"
-    ):
-        build(pair(two_turns(0, 1.0), bad))
+def test_an_estimator_with_a_critic_says_what_the_critic_learns(monkeypatch: pytest.MonkeyPatch):
+    class Forgetful(Gae):
+        def __call__(self, batch: AdvantageBatch) -> Advantages:
+            return Advantages(super().__call__(batch).advantages)
 
-
-def test_a_reward_that_is_not_finite_refuses_the_step_with_its_trajectory():
-    bad = two_turns(1, 0.0)
-    object.__setattr__(bad, "reward", Reward.model_construct(total=float("nan"), components={}))
-    with pytest.raises(RunFailedError, match=r"a reward is not finite in 1 of 2 .*run/1/0/1/0"):
-        build(pair(two_turns(0, 1.0), bad))
+    monkeypatch.setitem(ADVANTAGES, "gae", Forgetful)
+    group = pair(two_turns(0, 1.0), two_turns(1, 0.0))
+    with pytest.raises(ValueError, match="needs a critic and returned no `returns`"):
+        build(group, Scorer(), algorithm="ppo")
 
 
 def test_a_critic_that_is_not_finite_refuses_the_step():
@@ -590,8 +578,6 @@ def test_a_lineage_without_trained_tokens_is_legal_and_a_trajectory_without_is_n
     assert failure_reason(lineages(0, 1.0)) is None
     nothing = lineages(0, 1.0, lineages=excluded)
     assert failure_reason(nothing) == "every lineage is excluded (scripted)"
-    with pytest.raises(ValueError, match="no token to train"):
-        build(pair(nothing, lineages(1, 0.0)))
 
 
 def test_staleness_is_that_of_the_oldest_trained_token():

@@ -12,65 +12,55 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable
+from functools import partial
+from typing import ClassVar
 
 import numpy as np
 
-from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageOptions, Advantages
-from agent_r1.learner.algorithms.advantages.groups import (
-    compare_trajectories,
-    trajectory_rewards,
-)
+from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageEstimator, Advantages
+from agent_r1.learner.algorithms.advantages.groups import compare_trajectories, trajectory_rewards
 from agent_r1.learner.algorithms.advantages.grpo import group_relative_advantages
 from agent_r1.learner.algorithms.advantages.packing import rewards_to_go
-from agent_r1.learner.algorithms.advantages.turns import (
-    compare_turns,
-    spread_turns,
-    turn_rewards,
-    turns_of,
-)
+from agent_r1.learner.algorithms.advantages.turns import compare_turns, spread_turns, turn_rewards
 
 
-def gigpo_advantages(batch: AdvantageBatch, options: AdvantageOptions) -> Advantages:
-    """Return A_E + turn_coef * A_S on every credited token of a turn.
+class Gigpo(AdvantageEstimator):
+    """Gives every credited token of a turn A_E + turn_coef * A_S.
 
     A_E compares the total rewards of a group's trajectories. A_S compares the turns that the group
     took in one state, by R_k = sum of gamma^(j-k) r_j over turns j >= k; it is 0 where the state
     was met once.
-
-    Raises:
-        ValueError: the batch has no turns, or no state keys.
     """
-    starts = turns_of(batch, "gigpo")
-    if batch.state_keys is None:
-        raise ValueError(
-            'advantage = "gigpo" compares turns taken in the same state and the batch has no '
-            "state_keys; give one per turn"
-        )
 
-    def relative(rewards_G: list[float]) -> list[float]:
-        return group_relative_advantages(rewards_G, normalize_std=options.normalize_std)
+    gamma: float = 1.0
+    """Discount per turn."""
+    normalize_std: bool = True
+    """Divide by the sample std of what is compared."""
+    turn_coef: float = 1.0
+    """Weight of the advantage of turns beside that of trajectories."""
+    compares_group: ClassVar[bool] = True
+    credit: ClassVar = "turn"
 
-    episodes = compare_trajectories(relative, trajectory_rewards(batch), batch)
-    returns = [
-        rewards_to_go(np.array(rewards_K), options.gamma).tolist()
-        for rewards_K in turn_rewards(batch, starts)
-    ]
-    states = [
-        _state(batch, i, k) for i, returns_K in enumerate(returns) for k in range(len(returns_K))
-    ]
-    in_state = iter(compare_turns([R for row in returns for R in row], states, options))
-    advantages = [
-        [episode + options.turn_coef * next(in_state) for _ in returns_K]
-        for episode, returns_K in zip(episodes, returns, strict=True)
-    ]
-    return Advantages(
-        spread_turns(advantages, starts, batch.credit_masks), metrics=_shared_states(states)
-    )
+    def __call__(self, batch: AdvantageBatch) -> Advantages:
+        """Return the advantages of a batch, and the share of states met twice as a metric."""
+        relative = partial(group_relative_advantages, normalize_std=self.normalize_std)
+        episodes = compare_trajectories(relative, trajectory_rewards(batch), batch)
+        returns = [
+            rewards_to_go(np.array(rewards_K), self.gamma).tolist()
+            for rewards_K in turn_rewards(batch)
+        ]
+        states = [_state(batch, i, k) for i, row in enumerate(returns) for k in range(len(row))]
+        flat = [R for returns_K in returns for R in returns_K]
+        in_state = iter(compare_turns(flat, states, normalize_std=self.normalize_std))
+        advantages = [
+            [episode + self.turn_coef * next(in_state) for _ in returns_K]
+            for episode, returns_K in zip(episodes, returns, strict=True)
+        ]
+        return Advantages(spread_turns(advantages, batch), metrics=_shared_states(states))
 
 
 def _state(batch: AdvantageBatch, i: int, k: int) -> tuple[Hashable, ...]:
     """Return what identifies the state in which trajectory i takes its turn k."""
-    assert batch.state_keys is not None
     key = batch.state_keys[i][k]
     if k == 0 and _begins(batch, i):
         return (batch.group_ids[i], "start")

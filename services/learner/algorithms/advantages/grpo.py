@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
+from typing import ClassVar
 
-from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageOptions, Advantages
+from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageEstimator, Advantages
 from agent_r1.learner.algorithms.advantages.groups import (
     center,
     compare_trajectories,
@@ -33,9 +35,6 @@ def group_relative_advantages(
         [G] advantages that sum to 0; all 0.0 when every reward is equal. A group of one has mean 0
         and std 1: nothing to compare with, so its reward stays.
 
-    Raises:
-        ValueError: the group is empty, or a reward is not finite.
-
     Source: DeepSeekMath, arXiv:2402.03300, section 4.1; Dr. GRPO, arXiv:2503.20783.
     """
     centered = center(rewards_G)
@@ -47,14 +46,20 @@ def group_relative_advantages(
     return [x / (std + eps) for x in centered]
 
 
-def grpo_advantages(batch: AdvantageBatch, options: AdvantageOptions) -> Advantages:
-    """Give every credited token of a trajectory its group-relative advantage.
+class Grpo(AdvantageEstimator):
+    """Gives every credited token of a trajectory its group-relative advantage.
 
     The reward of a trajectory is the sum of its token rewards, process rewards included.
     """
 
-    def relative(rewards_G: list[float]) -> list[float]:
-        return group_relative_advantages(rewards_G, normalize_std=options.normalize_std)
+    normalize_std: bool = True
+    """Divide by the group's sample std; False is Dr. GRPO."""
+    compares_group: ClassVar[bool] = True
+    credit: ClassVar = "trajectory"
+    zero_when_equal: ClassVar[bool] = True
 
-    scalars = compare_trajectories(relative, trajectory_rewards(batch), batch)
-    return Advantages(scatter(spread(scalars, batch.credit_masks), batch.credit_masks))
+    def __call__(self, batch: AdvantageBatch) -> Advantages:
+        """Return the advantages of a batch."""
+        relative = partial(group_relative_advantages, normalize_std=self.normalize_std)
+        scalars = compare_trajectories(relative, trajectory_rewards(batch), batch)
+        return Advantages(scatter(spread(scalars, batch.credit_masks), batch.credit_masks))

@@ -7,7 +7,9 @@ Source: REINFORCE++, arXiv:2501.03262.
 
 from __future__ import annotations
 
-from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageOptions, Advantages
+from typing import ClassVar
+
+from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageEstimator, Advantages
 from agent_r1.learner.algorithms.advantages.groups import (
     center,
     compare_trajectories,
@@ -16,10 +18,15 @@ from agent_r1.learner.algorithms.advantages.groups import (
 from agent_r1.learner.algorithms.advantages.packing import scatter, spread, whiten
 
 
-def reinforce_pp_baseline_advantages(
-    batch: AdvantageBatch, options: AdvantageOptions
-) -> Advantages:
-    """Whiten R - mean of the group, over all credited tokens; long trajectories weigh more."""
-    del options  # the formula has no settings
-    scalars = compare_trajectories(center, trajectory_rewards(batch), batch)
-    return Advantages(scatter(whiten(spread(scalars, batch.credit_masks)), batch.credit_masks))
+class ReinforcePPBaseline(AdvantageEstimator):
+    """Whitens R - mean of the group, over all credited tokens; long trajectories weigh more."""
+
+    compares_group: ClassVar[bool] = True
+    credit: ClassVar = "trajectory"
+    # Whitening subtracts the mean of all tokens: not 0 where trajectories differ in length.
+
+    def __call__(self, batch: AdvantageBatch) -> Advantages:
+        """Return the advantages of a batch."""
+        scalars = compare_trajectories(center, trajectory_rewards(batch), batch)
+        packed = whiten(spread(scalars, batch.credit_masks))
+        return Advantages(scatter(packed, batch.credit_masks))

@@ -7,10 +7,12 @@ place alone, and such a baseline leaves the gradient unbiased (Williams, 1992).
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import numpy.typing as npt
 
-from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageOptions, Advantages
+from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageEstimator, Advantages
 from agent_r1.learner.algorithms.advantages.packing import gather, rewards_to_go, scatter
 
 
@@ -28,23 +30,23 @@ def greedy_baseline(
     return returns[np.minimum(np.arange(length), len(returns) - 1)]
 
 
-def remax_advantages(batch: AdvantageBatch, options: AdvantageOptions) -> Advantages:
-    """Return G_t - G_t(greedy) on every credited token, t counting credited tokens.
+class Remax(AdvantageEstimator):
+    """Gives every credited token G_t - G_t(greedy), t counting credited tokens.
 
     A trajectory with the rewards of the greedy answer has exactly 0. Where the only reward is the
     last token's and gamma is 1, this is R - R(greedy).
-
-    Raises:
-        ValueError: the batch has no greedy rewards.
     """
-    if batch.greedy_rewards is None:
-        raise ValueError(
-            'advantage = "remax" needs the rewards of a greedy answer to every prompt and the '
-            "batch has none; sample greedy answers or choose another estimator"
-        )
-    packed = gather(batch.token_rewards, batch.credit_masks)
-    advantages = [
-        rewards_to_go(rewards, options.gamma) - greedy_baseline(greedy, len(rewards), options.gamma)
-        for rewards, greedy in zip(packed, batch.greedy_rewards, strict=True)
-    ]
-    return Advantages(scatter(advantages, batch.credit_masks))
+
+    gamma: float = 1.0
+    """Discount per packed token."""
+    needs_greedy_baseline: ClassVar[bool] = True
+
+    def __call__(self, batch: AdvantageBatch) -> Advantages:
+        """Return the advantages of a batch."""
+        assert batch.greedy_rewards is not None
+        packed = gather(batch.token_rewards, batch.credit_masks)
+        advantages = [
+            rewards_to_go(rewards, self.gamma) - greedy_baseline(greedy, len(rewards), self.gamma)
+            for rewards, greedy in zip(packed, batch.greedy_rewards, strict=True)
+        ]
+        return Advantages(scatter(advantages, batch.credit_masks))

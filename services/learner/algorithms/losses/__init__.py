@@ -31,18 +31,6 @@ class LossInputs:
     num_sequences: int
     """At least the trajectories of the micro-batch; some may have no trained token."""
 
-    def __post_init__(self) -> None:
-        shape = self.logprobs.shape
-        for name in ("old_logprobs", "advantages", "sequences"):
-            other: torch.Tensor = getattr(self, name)
-            if other.shape != shape or other.ndim != 1:
-                raise ValueError(
-                    f"{name} has shape {tuple(other.shape)} and logprobs {tuple(shape)}; both must "
-                    "be [N]"
-                )
-        if self.sequences.dtype != torch.int64:
-            raise ValueError(f"sequences has type {self.sequences.dtype}; it must be torch.int64")
-
 
 @dataclass(frozen=True)
 class LossOptions:
@@ -54,14 +42,6 @@ class LossOptions:
     """The probability ratio is clipped above at 1 + clip_high."""
     dual_clip: float | None = None
     """PPO and GSPO: where A < 0 the loss is at most -dual_clip * A; None is no bound."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.clip_low <= 1:
-            raise ValueError(f"clip_low ({self.clip_low}) must be above 0 and at most 1")
-        if not self.clip_high > 0:
-            raise ValueError(f"clip_high ({self.clip_high}) must be above 0")
-        if self.dual_clip is not None and not self.dual_clip > 1:
-            raise ValueError(f"dual_clip ({self.dual_clip}) must be above 1; None is no bound")
 
 
 class PolicyLoss(NamedTuple):

@@ -24,12 +24,7 @@ def gspo_loss(inputs: LossInputs, options: LossOptions) -> PolicyLoss:
     sums_S = log_ratio.new_zeros(inputs.num_sequences).index_add_(0, inputs.sequences, log_ratio)
     counts_S = torch.bincount(inputs.sequences, minlength=inputs.num_sequences).clamp(min=1)
     means_N = (sums_S / counts_S)[inputs.sequences]
-    return clipped_policy_loss(
-        # The bracket is 0 in value, so that the mean is not rounded.
-        means_N + (inputs.logprobs - inputs.logprobs.detach()),
-        torch.zeros_like(means_N),
-        inputs.advantages,
-        clip_low=options.clip_low,
-        clip_high=options.clip_high,
-        dual_clip=options.dual_clip,
-    )
+    # The bracket is 0 in value, so that the mean is not rounded.
+    log_ratio_N = means_N + (inputs.logprobs - inputs.logprobs.detach())
+    zeros = torch.zeros_like(means_N)
+    return clipped_policy_loss(log_ratio_N, zeros, inputs.advantages, options)

@@ -22,10 +22,7 @@ def clipped_policy_loss(
     logprobs_N: torch.Tensor,
     old_logprobs_N: torch.Tensor,
     advantages_N: torch.Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None = None,
+    options: LossOptions,
 ) -> PolicyLoss:
     """Compute max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)) for each token.
 
@@ -33,17 +30,16 @@ def clipped_policy_loss(
         logprobs_N: [N] learner log-probabilities, nats; gradient flows through them.
         old_logprobs_N: [N] the ratio's denominator, nats.
         advantages_N: [N] advantages.
-        clip_low: the ratio is clipped below at 1 - clip_low.
-        clip_high: the ratio is clipped above at 1 + clip_high.
-        dual_clip: where A < 0 the loss is at most -dual_clip * A; None is no bound.
+        options: the bounds.
     """
     ratio = probability_ratio(logprobs_N, old_logprobs_N)
     plain = -advantages_N * ratio
-    bounded = -advantages_N * torch.clamp(ratio, 1.0 - clip_low, 1.0 + clip_high)
+    near = torch.clamp(ratio, 1.0 - options.clip_low, 1.0 + options.clip_high)
+    bounded = -advantages_N * near
     clipped = bounded > plain
     loss = torch.maximum(plain, bounded)
-    if dual_clip is not None:
-        ceiling = -dual_clip * advantages_N
+    if options.dual_clip is not None:
+        ceiling = -options.dual_clip * advantages_N
         capped = (advantages_N < 0) & (loss > ceiling)
         loss = torch.where(capped, ceiling, loss)
         clipped = clipped | capped
@@ -52,11 +48,4 @@ def clipped_policy_loss(
 
 def ppo_loss(inputs: LossInputs, options: LossOptions) -> PolicyLoss:
     """Clip the ratio of each token by itself."""
-    return clipped_policy_loss(
-        inputs.logprobs,
-        inputs.old_logprobs,
-        inputs.advantages,
-        clip_low=options.clip_low,
-        clip_high=options.clip_high,
-        dual_clip=options.dual_clip,
-    )
+    return clipped_policy_loss(inputs.logprobs, inputs.old_logprobs, inputs.advantages, options)

@@ -32,16 +32,12 @@ def clipped_value_loss(
         values_N: [N] the critic's values; gradient flows through them.
         old_values_N: [N] its values before the first optimizer step on the batch.
         returns_N: [N] what the values should have been.
-        clip: how far the loss follows a value in one batch, in reward units; None is no bound.
-
-    Raises:
-        ValueError: the clip is not above 0.
+        clip: how far the loss follows a value in one batch, in reward units, above 0; None is no
+            bound.
     """
     plain = (values_N - returns_N) ** 2
     if clip is None:
         return ValueLoss(0.5 * plain, torch.zeros_like(plain, dtype=torch.bool))
-    if not clip > 0:
-        raise ValueError(f"the value clip ({clip}) must be above 0; None is no bound")
     near = torch.clamp(values_N, old_values_N - clip, old_values_N + clip)
     bounded = (near - returns_N) ** 2
     return ValueLoss(0.5 * torch.maximum(plain, bounded), (bounded > plain).detach())

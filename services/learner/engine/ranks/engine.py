@@ -24,13 +24,7 @@ from agent_r1.learner.algorithms.losses.nll import weighted_nll
 from agent_r1.learner.algorithms.losses.value import clipped_value_loss
 from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.attention import check_kernel, plan_attention
-from agent_r1.learner.engine.checkpoint import (
-    CRITIC_FILE,
-    OLD_CRITIC_TAG,
-    OLD_POLICY_TAG,
-    POLICY_FILE,
-)
-from agent_r1.learner.engine.critic import load_critic
+from agent_r1.learner.engine.critic import CriticModule
 from agent_r1.learner.engine.division import check_same_weights, divided_loading, is_divided
 from agent_r1.learner.engine.interface import EngineError, FloatArray, LossSpec, Model
 from agent_r1.learner.engine.lora import adapter_names, adapters_off, add_adapters
@@ -44,6 +38,12 @@ from agent_r1.learner.engine.model import (
     parameter_names,
     prepare_layout,
 )
+from agent_r1.learner.engine.model_files import (
+    CRITIC_FILE,
+    OLD_CRITIC_TAG,
+    OLD_POLICY_TAG,
+    POLICY_FILE,
+)
 from agent_r1.learner.engine.ranks.messages import (
     CriticSetup,
     EngineSetup,
@@ -55,6 +55,7 @@ from agent_r1.learner.engine.ranks.messages import (
     ValueBatch,
 )
 from agent_r1.learner.engine.zero import ZeroModule, divider, freeze, ignore_vendor_deprecations
+from agent_r1.runtime.config import ModelConfig
 from agent_r1.weights.snapshot import Weights
 
 
@@ -71,19 +72,20 @@ class RankEngine:
         self._setup = setup
         self._config = config = setup.config
         with self._explain_out_of_memory():
-            self.model = self._load_model()
+            self.model = self._load_model(setup.model)
             if setup.model.lora is not None:
                 add_adapters(self.model, setup.model.lora)
             whole = [p for p in self.model.parameters() if not is_divided(p)]
             check_same_weights(setup.model.path, whole, device)
             names = parameter_names if setup.model.lora is None else adapter_names
             self._names = names(self.model)
-            self._policy = self._wrap(self._policy_module(self.model), config, setup.table_name)
+            policy = PolicyModule(self.model, config.logprob_chunk_tokens)
+            self._policy = self._wrap(policy, self.model, config, setup.table_name)
             self._reference = self._make_reference() if setup.with_reference else None
             self._critic = None if setup.critic is None else self._make_critic(setup.critic)
 
-    def _load_model(self) -> PreTrainedModel:
-        model = load_causal_model(self._setup.model, self._loading(self._setup.model.path))
+    def _load_model(self, config: ModelConfig) -> PreTrainedModel:
+        model = load_causal_model(config, self._loading(config.path))
         prepare_layout(model, self._config.layout)
         if self._plans:
             text, dtype = model.config.get_text_config(), DTYPES[self._setup.model.dtype]
@@ -99,7 +101,7 @@ class RankEngine:
         """Return the configured model: the policy without its adapters, or a model of its own."""
         setup, config = self._setup, self._config
         if setup.model.lora is None:
-            module = PolicyModule(self._load_model(), config.logprob_chunk_tokens)
+            module = PolicyModule(self._load_model(setup.model), config.logprob_chunk_tokens)
             return freeze(module, config, dtype=setup.model.dtype, device=self.device)
 
         def without_adapters(*inputs: Any, **more: Any) -> Any:
@@ -114,21 +116,19 @@ class RankEngine:
             return nullcontext()
         return divided_loading(path, divider(self._config, self._setup.model.dtype), self.device)
 
-    def _policy_module(self, model: PreTrainedModel) -> PolicyModule:
-        module = PolicyModule(model, self._config.logprob_chunk_tokens)
-        if self._config.activation_checkpointing:
-            checkpoint_activations(model, self._config.zero_stage)
-        module.train()
-        return module
-
-    def _wrap(self, module: torch.nn.Module, config: EngineConfig, name: str) -> ZeroModule:
-        return ZeroModule(
-            module, config, dtype=self._setup.model.dtype, device=self.device, name=name
-        )
+    def _wrap(
+        self, module: torch.nn.Module, model: PreTrainedModel, config: EngineConfig, name: str
+    ) -> ZeroModule:
+        """Return a trained module, which runs a model's decoder, with its optimizer."""
+        if config.activation_checkpointing:
+            checkpoint_activations(model, config.zero_stage)
+        dtype = self._setup.model.dtype
+        return ZeroModule(module.train(), config, dtype=dtype, device=self.device, name=name)
 
     def _make_critic(self, setup: CriticSetup) -> ZeroModule:
-        module = load_critic(setup.model, self._config, self._loading(setup.model.path))
-        return self._wrap(module, self._config.model_copy(update={"lr": setup.lr}), "critic")
+        model = self._load_model(setup.model)
+        config = self._config.model_copy(update={"lr": setup.lr})
+        return self._wrap(CriticModule(model), model, config, "critic")
 
     @property
     def optimizer_steps(self) -> int:
@@ -184,8 +184,7 @@ class RankEngine:
 
     def _values(self, batch: TokenBatch) -> torch.Tensor:
         """Return [N] values of the states before the batch's tokens."""
-        if self._critic is None:
-            raise EngineError("values were asked of an engine that was made without a critic")
+        assert self._critic is not None
         positions = self._tensor(batch.positions)
         values = self._critic(self._tensor(batch.token_ids), positions, **self._layout(batch))
         return values.index_select(0, self._tensor(batch.predictions))

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch.distributed as dist
 
 from agent_r1.learner.engine.interface import EngineError
+from agent_r1.learner.engine.ranks.heartbeat import BEAT_S, END, LOST, STOP, Lifeline
 from agent_r1.learner.engine.ranks.join import Groups, check_machine, choose_device, join
-from agent_r1.learner.engine.ranks.life import BEAT_S, END, LOST, STOP, Lifeline
-from agent_r1.learner.engine.ranks.meeting import connect, listen, meet_others
 from agent_r1.learner.engine.ranks.messages import EngineSetup
 from agent_r1.learner.engine.ranks.place import RankPlace
+from agent_r1.learner.engine.ranks.rendezvous import connect, listen, meet_others
 from agent_r1.learner.engine.ranks.wire import BUILD, GATHERED, receive, send
 from agent_r1.runtime.exit_status import ERROR_PREFIX, EXIT_FAILED
 from agent_r1.runtime.imports import quick_imports
@@ -70,7 +70,7 @@ class RankGroup:
         """The processes of ranks 1 and above, where this one started them."""
         self._lifelines: list[Lifeline] = []
         self._word = ""
-        """What the other ranks are told; see life.py."""
+        """What the other ranks are told; see heartbeat.py."""
         self._told: dict[int, str] = {}
         """By rank: why it ended or failed."""
         self._was_stopped = False
@@ -91,7 +91,7 @@ class RankGroup:
             raise
         self._control = groups.control
         for rank, group in groups.life.items():
-            self._lifelines.append(Lifeline(0, rank, group, lambda: self._word, self._hear))
+            self._lifelines.append(Lifeline(0, rank, group, lambda: self._word, self._on_word))
             self._lifelines[-1].start()
 
     def _join(self, setup: EngineSetup) -> Groups:
@@ -216,7 +216,7 @@ class RankGroup:
 
     # The other ranks' life
 
-    def _hear(self, rank: int, word: str) -> None:
+    def _on_word(self, rank: int, word: str) -> None:
         """Take what a rank says, in its lifeline's thread."""
         if word == STOP and not self._was_stopped:
             self._was_stopped = True

@@ -1,6 +1,6 @@
 """How a rank joins the process group: with a device and a network interface of its machine.
 
-RankPlace, store (meeting.py) --> `join` --Groups--> group.py (rank 0), worker.py (the others).
+RankPlace, store (rendezvous.py) --> `join` --Groups--> group.py (rank 0), worker.py (the others).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import torch.distributed as dist
 
 from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.interface import EngineError
-from agent_r1.learner.engine.ranks.life import LOST_AFTER_S
+from agent_r1.learner.engine.ranks.heartbeat import LOST_AFTER_S
 from agent_r1.learner.engine.ranks.place import RankPlace
 from agent_r1.runtime.exit_status import ERROR_PREFIX, EXIT_FAILED
 from agent_r1.runtime.files.room import require_shared_memory
 
 IDLE_TIMEOUT = timedelta(days=30)
-"""Longest between two commands: rollouts may take any time; a lost peer is noticed by life.py."""
+"""Longest between two commands: rollouts may take any time; heartbeat.py notices a lost peer."""
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 

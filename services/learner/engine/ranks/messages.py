@@ -9,8 +9,7 @@ predictions; padded, B = S rows of L = the longest; else B = 1 row of L = all th
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +22,7 @@ from pydantic_core import core_schema
 from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.interface import LossSpec
 from agent_r1.runtime.config import ModelConfig
+from agent_r1.runtime.files.state import read_object
 
 
 def _set_aside(array: npt.NDArray[Any], info: core_schema.SerializationInfo) -> int:
@@ -51,6 +51,18 @@ Int64 = Annotated[npt.NDArray[np.int64], _array(np.int64)]
 Float32 = Annotated[npt.NDArray[np.float32], _array(np.float32)]
 
 
+def differences(
+    own: Mapping[str, Any], found: Mapping[str, Any], under: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield each key in which two nested tables differ, as `a.b`, with both values."""
+    for key in sorted(own.keys() | found.keys()):
+        ours, theirs = own.get(key), found.get(key)
+        if isinstance(ours, dict) and isinstance(theirs, dict):
+            yield from differences(ours, theirs, f"{under}{key}.")
+        elif ours != theirs:
+            yield f"{under}{key}", ours, theirs
+
+
 @dataclass(frozen=True)
 class CriticSetup:
     """The critic's backbone and learning rate."""
@@ -74,11 +86,9 @@ def _has_sliding_layers(folder: Path) -> bool:
     """Say whether layers of a model look back a limited number of tokens (Gemma 3, Mistral 0.1)."""
     path = folder / "config.json"
     try:
-        values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (ValueError, RecursionError) as exc:
+        values = read_object(path) if path.is_file() else {}
+    except ValueError as exc:
         raise ValueError(f"{path} is no JSON ({exc}); copy the model again") from exc
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} is no JSON object; copy the model again")
     if values.get("layer_types"):
         return "sliding_attention" in values["layer_types"]
     return bool(values.get("sliding_window") and values.get("use_sliding_window", True))

@@ -17,12 +17,7 @@ import torch.distributed as dist
 from pydantic import TypeAdapter
 
 from agent_r1.learner.engine.interface import Model
-from agent_r1.learner.engine.ranks.messages import (
-    Float32,
-    MicroBatch,
-    RankBatch,
-    ValueBatch,
-)
+from agent_r1.learner.engine.ranks.messages import Float32, MicroBatch, RankBatch, ValueBatch
 
 BUILD = "build"
 """Build the next engine; every other command is a method of RankEngine."""

@@ -18,11 +18,11 @@ from typing import Any, NoReturn
 
 from agent_r1.learner.engine.interface import EngineError
 from agent_r1.learner.engine.ranks.group import build_engine
+from agent_r1.learner.engine.ranks.heartbeat import END, LOST, STOP, Lifeline
 from agent_r1.learner.engine.ranks.join import check_machine, join
-from agent_r1.learner.engine.ranks.life import END, LOST, STOP, Lifeline
-from agent_r1.learner.engine.ranks.meeting import connect, meet_rank_0, refuse
 from agent_r1.learner.engine.ranks.messages import EngineSetup
 from agent_r1.learner.engine.ranks.place import RankPlace
+from agent_r1.learner.engine.ranks.rendezvous import connect, meet_rank_0, refuse
 from agent_r1.learner.engine.ranks.wire import BUILD, GATHERED, RESULTS, receive, send
 from agent_r1.runtime.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED, STOP_SIGNALS
 from agent_r1.runtime.files.writing import DiskFullError
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 VERDICT_S = 3.0
 """A rank that has failed waits so long for rank 0 to say what came first; then its own end lets
 collectives fail that other ranks wait in."""
-ITS_OWN_STORY = (EngineError, DiskFullError)
+SELF_EXPLANATORY_ERRORS = (EngineError, DiskFullError)
 """Errors whose text says all."""
 
 
@@ -61,7 +61,7 @@ def follow(place: RankPlace, setups: Iterable[EngineSetup]) -> NoReturn:
         why = str(exc) if isinstance(exc, ValueError) else _describe(exc)
         if store is not None:
             refuse(place, store, why)
-        _leave(why)
+        _exit_process(why)
     rank.serve(groups.control, setup, remaining)
 
 
@@ -76,7 +76,7 @@ class _Follower:
         signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
         for number in STOP_SIGNALS:
             signal.signal(number, lambda *_: None)
-        self._lifeline = Lifeline(place.rank, 0, group, self._say, self._hear)
+        self._lifeline = Lifeline(place.rank, 0, group, self._next_word, self._on_word)
         self._lifeline.start()
 
     def serve(self, control: Any, setup: EngineSetup, remaining: Iterator[EngineSetup]) -> NoReturn:
@@ -94,13 +94,13 @@ class _Follower:
                 if method in GATHERED:
                     send(0, control, RESULTS, result)
         except BaseException as exc:  # noqa: BLE001 - the boundary of a rank: rank 0 reports it
-            if not isinstance(exc, ITS_OWN_STORY):
+            if not isinstance(exc, SELF_EXPLANATORY_ERRORS):
                 self._trace = traceback.format_exc()
             self._why = _describe(exc)
             self._lifeline.join(VERDICT_S)
-            self._hear(0, self._why)
+            self._on_word(0, self._why)
 
-    def _say(self) -> str:
+    def _next_word(self) -> str:
         if self._why:
             return self._why
         try:
@@ -108,21 +108,21 @@ class _Follower:
         except BlockingIOError:
             return ""
 
-    def _hear(self, rank: int, word: str) -> NoReturn:
+    def _on_word(self, rank: int, word: str) -> NoReturn:
         if self._trace and word.endswith(self._why):  # not because of another rank
             logger.error("learner rank failed rank=%d\n%s", self._place.rank, self._trace)
-        _leave(word.removeprefix(END).removeprefix(LOST))
+        _exit_process(word.removeprefix(END).removeprefix(LOST))
 
 
 def _describe(error: BaseException) -> str:
     """Return what to say of an error: its text where that is the whole story."""
     if isinstance(error, KeyboardInterrupt):
         return "it was stopped"
-    told = isinstance(error, ITS_OWN_STORY)
+    told = isinstance(error, SELF_EXPLANATORY_ERRORS)
     return str(error) if told else f"{type(error).__name__}: {error}"
 
 
-def _leave(why: str) -> NoReturn:
+def _exit_process(why: str) -> NoReturn:
     """End this process, from any thread."""
     failed = why not in ("", STOP)
     if failed:

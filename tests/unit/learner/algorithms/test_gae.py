@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageOptions
-from agent_r1.learner.algorithms.advantages.gae import gae_advantages, generalized_advantages
+from agent_r1.learner.algorithms.advantages import AdvantageBatch
+from agent_r1.learner.algorithms.advantages.gae import Gae, generalized_advantages
 from agent_r1.learner.algorithms.advantages.packing import rewards_to_go
 
 NUMBERS = st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=1, max_size=12)
@@ -28,7 +27,7 @@ def test_two_trajectories_by_hand():
         credit_masks=[mask, np.array([True])],
         values=[np.array([9.0, 0.2, 9.0, 0.6]), np.array([0.3])],
     )
-    advantages, returns, *_ = gae_advantages(batch, AdvantageOptions(gamma=0.9, lam=0.5))
+    advantages, returns, *_ = Gae(gamma=0.9, lam=0.5)(batch)
     np.testing.assert_allclose(advantages[0], [0, 0.97920, 0, 0.04038], atol=1e-5)
     np.testing.assert_allclose(advantages[1], [-1.01958], atol=1e-5)
     assert returns is not None
@@ -36,21 +35,14 @@ def test_two_trajectories_by_hand():
     np.testing.assert_allclose(returns[1], [0], atol=1e-6)
 
 
-def test_a_batch_without_values_is_an_error():
-    batch = AdvantageBatch([1], [np.array([1.0])], [np.array([True])])
-    with pytest.raises(ValueError, match="needs the values of a critic"):
-        gae_advantages(batch, AdvantageOptions())
-
-
 @given(NUMBERS, st.floats(0, 1))
 def test_with_lambda_1_it_is_the_reward_to_go_minus_the_value(numbers, gamma: float):
     rewards, values = np.array(numbers).T
-    options = AdvantageOptions(gamma=gamma, lam=1.0)
     expected = rewards_to_go(rewards, gamma)
-    no_critic = generalized_advantages(rewards, np.zeros_like(values), options)
+    no_critic = generalized_advantages(rewards, np.zeros_like(values), gamma, 1.0)
     np.testing.assert_allclose(no_critic, expected, atol=1e-9)
     np.testing.assert_allclose(
-        generalized_advantages(rewards, values, options), expected - values, atol=1e-9
+        generalized_advantages(rewards, values, gamma, 1.0), expected - values, atol=1e-9
     )
 
 
@@ -58,5 +50,5 @@ def test_with_lambda_1_it_is_the_reward_to_go_minus_the_value(numbers, gamma: fl
 def test_with_lambda_0_it_is_the_one_step_error(numbers, gamma: float):
     rewards, values = np.array(numbers).T
     following = np.append(values[1:], 0.0)
-    found = generalized_advantages(rewards, values, AdvantageOptions(gamma=gamma, lam=0.0))
+    found = generalized_advantages(rewards, values, gamma, 0.0)
     np.testing.assert_allclose(found, rewards + gamma * following - values, atol=1e-9)

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageOptions
-from agent_r1.learner.algorithms.advantages.grpo import group_relative_advantages, grpo_advantages
+from agent_r1.learner.algorithms.advantages import AdvantageBatch
+from agent_r1.learner.algorithms.advantages.grpo import Grpo, group_relative_advantages
 
 REWARDS = st.lists(st.floats(-10, 10, allow_nan=False), min_size=2, max_size=16)
-DR_GRPO = AdvantageOptions(normalize_std=False)
+DR_GRPO = Grpo(normalize_std=False)
 
 
 def test_two_of_four_correct_is_symmetric():
@@ -50,16 +50,6 @@ def test_a_group_of_one_has_mean_0_and_std_1():
     assert group_relative_advantages([5.0], normalize_std=False) == [5.0]
 
 
-def test_an_empty_group_is_an_error():
-    with pytest.raises(ValueError, match="group of 0 rewards"):
-        group_relative_advantages([])
-
-
-def test_a_reward_that_is_not_finite_is_an_error():
-    with pytest.raises(ValueError, match="reward nan is not finite"):
-        group_relative_advantages([1.0, math.nan])
-
-
 @given(REWARDS)
 def test_advantages_sum_to_zero(rewards: list[float]):
     assert sum(group_relative_advantages(rewards)) == pytest.approx(0, abs=1e-6 * len(rewards) * 10)
@@ -84,7 +74,7 @@ def make_batch(groups: list[int], totals: list[list[float]]) -> AdvantageBatch:
 def test_every_credited_token_gets_the_advantage_and_other_tokens_exactly_zero():
     # group 7: rewards 1 and 0, mean 0.5, sample std sqrt(0.5) = 0.70711; 0.5 / 0.70711 = 0.70711
     batch = make_batch([7, 7], [[0.0, 1.0], [0.0, 0.0]])
-    advantages, returns, *_ = grpo_advantages(batch, AdvantageOptions())
+    advantages, returns, *_ = Grpo()(batch)
     np.testing.assert_allclose(advantages[0], [0, 0.70711, 0, 0.70711], atol=1e-4)
     np.testing.assert_allclose(advantages[1], [0, -0.70711, 0, -0.70711], atol=1e-4)
     assert advantages[0][0] == advantages[0][2] == 0.0
@@ -93,12 +83,12 @@ def test_every_credited_token_gets_the_advantage_and_other_tokens_exactly_zero()
 
 def test_groups_do_not_mix_and_may_be_interleaved():
     batch = make_batch([1, 2, 1, 2], [[0, 1], [0, 5], [0, 0], [0, 5]])
-    advantages = grpo_advantages(batch, DR_GRPO).advantages
+    advantages = DR_GRPO(batch).advantages
     assert [float(a[1]) for a in advantages] == [0.5, 0.0, -0.5, 0.0]
 
 
 def test_process_rewards_count_in_the_total():
     # totals 0.5 + 1 = 1.5 and 0.5; mean 1
     batch = make_batch([1, 1], [[0.5, 1.0], [0.5, 0.0]])
-    advantages = grpo_advantages(batch, DR_GRPO).advantages
+    advantages = DR_GRPO(batch).advantages
     assert [float(a[3]) for a in advantages] == [0.5, -0.5]

@@ -210,25 +210,6 @@ def test_a_micro_batch_without_trained_tokens_has_no_losses(name: str):
     assert find_policy_loss(name)(inputs, LossOptions()).loss.shape == (0,)
 
 
-def test_inputs_of_other_shapes_or_types_are_errors():
-    two, rows = torch.zeros(2), torch.zeros(2, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"advantages has shape \(3,\) and logprobs \(2,\)"):
-        LossInputs(two, two, torch.zeros(3), rows, 1)
-    with pytest.raises(ValueError, match=r"old_logprobs has shape \(1, 2\)"):
-        LossInputs(two[None], two[None], two[None], rows[None], 1)
-    with pytest.raises(ValueError, match=r"sequences has type torch.float32"):
-        LossInputs(two, two, two, two, 1)
-
-
-def test_options_out_of_range_are_errors():
-    with pytest.raises(ValueError, match=r"clip_low \(1.5\)"):
-        LossOptions(clip_low=1.5)
-    with pytest.raises(ValueError, match=r"clip_high \(0.0\)"):
-        LossOptions(clip_high=0.0)
-    with pytest.raises(ValueError, match=r"dual_clip \(1.0\)"):
-        LossOptions(dual_clip=1.0)
-
-
 @pytest.mark.parametrize(
     ("value", "old", "target", "loss", "slope"),
     [
@@ -253,8 +234,6 @@ def test_value_loss_without_a_clip_is_half_the_squared_error():
     # 0.5 * 1.5^2
     found = clipped_value_loss(one, -one, two, clip=None)
     assert (found.loss.item(), found.clipped.item()) == (pytest.approx(1.125), False)
-    with pytest.raises(ValueError, match=r"the value clip \(0\) must be above 0"):
-        clipped_value_loss(one, one, two, clip=0)
 
 
 def test_weighted_nll_by_hand():

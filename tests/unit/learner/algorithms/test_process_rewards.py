@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -47,14 +46,6 @@ def test_all_zero_stays_zero(scope: Any):
     np.testing.assert_array_equal(found[0], 0.0)
     assert found[1].shape == (0,)
     assert normalize_process_rewards([], scope) == []
-
-
-def test_what_is_not_finite_and_an_unknown_scope_are_errors():
-    with pytest.raises(ValueError, match="trajectory 1 has a process reward that is not finite"):
-        normalize_process_rewards([np.zeros(2), np.array([0.0, math.inf])], "batch")
-    scope: Any = "group"
-    with pytest.raises(ValueError, match=r'scope \("group"\) is unknown'):
-        normalize_process_rewards(REWARDS, scope)
 
 
 @given(st.lists(st.lists(st.floats(-100, 100), max_size=8), min_size=1, max_size=5))

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageOptions
-from agent_r1.learner.algorithms.advantages.rloo import leave_one_out_advantages, rloo_advantages
+from agent_r1.learner.algorithms.advantages import AdvantageBatch
+from agent_r1.learner.algorithms.advantages.rloo import Rloo, leave_one_out_advantages
 
 
 def test_three_rewards_by_hand():
@@ -32,5 +32,5 @@ def test_groups_of_a_batch_by_hand():
     mask = np.array([True, False, True])
     rewards = [np.array([0.5, 0, 1.0]), np.array([0, 0, 3.0]), np.array([0.5, 0, 0])]
     batch = AdvantageBatch([1, 2, 1], rewards, [mask] * 3)
-    advantages = rloo_advantages(batch, AdvantageOptions()).advantages
+    advantages = Rloo()(batch).advantages
     np.testing.assert_allclose(advantages, [[1, 0, 1], [3, 0, 3], [-1, 0, -1]])

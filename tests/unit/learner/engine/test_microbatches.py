@@ -171,18 +171,6 @@ def test_the_empty_microbatch_trains_on_nothing(layout: Layout):
     assert batch.num_tokens == 0
 
 
-def test_samples_with_wrong_arrays_are_errors():
-    ids = np.array([1, 2, 3], np.int32)
-    mask = np.array([False, True, True])
-    zeros = np.zeros(3, np.float32)
-    with pytest.raises(ValueError, match="advantages has 2 entries; token_ids has 3"):
-        TrainSample(ids, mask, zeros, zeros[:2])
-    with pytest.raises(ValueError, match="nothing predicts the first token"):
-        TrainSample(ids, np.ones(3, dtype=bool), zeros, zeros)
-    with pytest.raises(ValueError, match=r"temperature \(0\.0\) must be > 0"):
-        TrainSample(ids, mask, zeros, zeros, temperature=0.0)
-
-
 def test_a_scoring_sample_asks_for_every_predictable_token():
     batch = build_microbatch(
         [scoring_sample(np.array([4, 5, 6], np.int32), 1.0)], [0], layout="padded"

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from agent_r1.learner.algorithms.losses import LossOptions
 from agent_r1.learner.algorithms.losses.ppo import clipped_policy_loss
 from agent_r1.learner.engine import head
 from agent_r1.learner.engine.head import LogprobHead
@@ -129,8 +130,7 @@ def loss_and_gradients(
             logprobs,
             torch.from_numpy(batch.old_logprobs),
             torch.from_numpy(batch.advantages),
-            clip_low=0.2,
-            clip_high=0.2,
+            LossOptions(clip_low=0.2, clip_high=0.2),
         ).loss.sum()
         loss.backward()
         total += loss.item()

@@ -40,24 +40,12 @@ def test_a_step_beyond_the_plan_keeps_the_last_rate():
     assert learning_rate(table, 100, 9) == pytest.approx(0.1)
 
 
-def test_a_falling_schedule_needs_the_number_of_steps():
-    with pytest.raises(ValueError, match="needs the number of steps"):
-        rates(None, lr_schedule="cosine")
-
-
 def test_a_critic_falls_from_its_own_rate_and_the_policy_from_the_step_it_is_first_trained_in():
     table = EngineConfig(lr=1.0, lr_schedule="linear", warmup_steps=1)
     rates = LearningRates(table, 5, critic_lr=10.0, policy_starts=2)
     # 1 step of warm-up, then down to 0: the critic over steps 1 to 4, the policy over 3 and 4.
     assert [rates.critic(step) for step in range(5)] == pytest.approx([10, 10, 20 / 3, 10 / 3, 0])
     assert [rates.policy(step) for step in (2, 3, 4)] == pytest.approx([1, 1, 0])
-
-
-def test_rates_are_refused_where_they_cannot_be_told():
-    with pytest.raises(ValueError, match="needs the number of steps"):
-        LearningRates(EngineConfig(lr_schedule="cosine"), None)
-    with pytest.raises(ValueError, match="a critic was asked for where there is none"):
-        LearningRates(EngineConfig(), 5).critic(0)
 
 
 def test_offload_needs_sharding():

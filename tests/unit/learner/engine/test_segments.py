@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from agent_r1.learner.algorithms.aggregation import Aggregation
 from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.interface import LossSpec, TrainSample
+from agent_r1.learner.engine.layout import SegmentBatch
 from agent_r1.learner.engine.microbatches import plan_batch
 from agent_r1.learner.engine.ranks.messages import MicroBatch
 from agent_r1.learner.engine.schedule import LearningRates
-from agent_r1.learner.engine.segments import SegmentBatch
 
 # One segment: prompt 10 11, sampled 12 13.
 PLAIN = TrainSample(
@@ -47,13 +45,6 @@ def test_segments_are_sequences_of_their_own():
     assert batch.of([1]) == [1, 2]
     values = [PLAIN.advantages, CUT.advantages]
     assert [row.tolist() for row in batch.join(batch.cut(values))] == [v.tolist() for v in values]
-
-
-def test_the_first_token_of_a_segment_is_not_trained_on():
-    mask = CUT.loss_mask.copy()
-    mask[3] = True
-    with pytest.raises(ValueError, match=r"loss_mask\[3\] is True"):
-        replace(CUT, loss_mask=mask)
 
 
 def plan(policy_loss: str, aggregation: Aggregation, max_tokens: int) -> list[MicroBatch]:

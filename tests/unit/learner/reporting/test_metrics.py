@@ -101,11 +101,6 @@ def test_process_rewards_are_added_to_the_outcome():
     assert total_reward(member(0, 0, 1.0, turns=[turn])) == 1.625
 
 
-def test_a_failed_trajectory_has_no_total_reward():
-    with pytest.raises(ValueError, match="has no reward"):
-        total_reward(scored(status="FAILED"))
-
-
 def test_process_rewards_lie_on_the_token_that_closes_the_call():
     record = member(0, 0, 1.0, calls=[call("ok", 0.25, at=2), call("ok", 0.5, at=4)])
     assert process_rewards(record).tolist() == [0.0, 0.0, 0.25, 0.0, 0.5]

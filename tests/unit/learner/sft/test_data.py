@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from agent_r1.learner.config import SftConfig
-from agent_r1.learner.sft.data import load_dialogues, plan_batches
+from agent_r1.learner.sft.data import LINE, load_dialogues, plan_batches
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
 from tests.support.tiny_models import save_model
 
@@ -56,7 +56,7 @@ def test_other_tokens_may_weigh_something(tmp_path: Path, encoder):
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("{", "not valid JSON"),
+        ("{", "Invalid JSON"),
         ({"messages": []}, "messages: List should have at least 2 items"),
         ({**GOOD, "extra": 1}, "extra: Extra inputs are not permitted"),
         ({"messages": [{"role": "bot", "content": "x"}] * 2}, r"messages\.0\.role"),
@@ -139,7 +139,7 @@ def test_the_first_ten_bad_lines_are_shown_and_all_are_counted(tmp_path: Path, e
     assert [text.partition(": ")[0] for text in shown] == [
         f"{path}, line {number}" for number in range(1, 11)
     ]
-    assert rest == "and 2 more"
+    assert rest == f"and 2 more; {LINE}"
 
 
 def test_latin_1_is_called_no_utf_8(tmp_path: Path, encoder):

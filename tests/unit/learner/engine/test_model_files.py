@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agent_r1.learner.engine.checkpoint import export_model
+from agent_r1.learner.engine.model_files import export_model
 from agent_r1.runtime.files.writing import CHECKSUM_FILE, check_seal, seal
 from agent_r1.weights.snapshot import Weights
 from tests.support.tiny_models import build_model, build_tokenizer, save_model

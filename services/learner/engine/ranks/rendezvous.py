@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from importlib.metadata import version
@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from agent_r1.learner.engine.interface import EngineError
 from agent_r1.learner.engine.ranks.join import address_of
-from agent_r1.learner.engine.ranks.messages import EngineSetup
+from agent_r1.learner.engine.ranks.messages import EngineSetup, differences
 from agent_r1.learner.engine.ranks.place import RankPlace
 
 POLL_S = 0.1
@@ -98,7 +98,7 @@ def meet_others(
 
     def all_came() -> bool:
         for rank in [rank for rank in missing if store.check([_key(rank)])]:
-            _compare(rank, _identity(setup), store.get(_key(rank)))
+            _compare(rank, _identity(setup), json.loads(store.get(_key(rank))))
             missing.remove(rank)
         check_started()
         return not missing
@@ -127,7 +127,7 @@ def meet_rank_0(place: RankPlace, store: Any, setup: EngineSetup) -> None:
     """
     timeout_s = 2 * setup.config.rank_join_timeout_s  # longer than rank 0, which can say more
     try:
-        store.set(_key(place.rank), _identity(setup))
+        store.set(_key(place.rank), json.dumps(_identity(setup)))
         if not _until(lambda: store.check([VERDICT]), timeout_s):
             raise EngineError(f"rank 0 did not begin within {timeout_s:g} s")
         verdict = store.get(VERDICT).decode()
@@ -161,25 +161,17 @@ def _until(condition: Callable[[], bool], timeout_s: float) -> bool:
     return held
 
 
-def _identity(setup: EngineSetup) -> str:
-    return json.dumps({"version of agent-r1": version("agent-r1"), **setup.shared()})
+def _identity(setup: EngineSetup) -> dict[str, Any]:
+    """Return what must be equal on every rank, as JSON has it."""
+    return json.loads(json.dumps({"version of agent-r1": version("agent-r1"), **setup.shared()}))
 
 
-def _compare(rank: int, own: str, left: bytes) -> None:
-    found = json.loads(left)
+def _compare(rank: int, own: dict[str, Any], found: dict[str, Any]) -> None:
     if REFUSAL in found:
         raise EngineError(f"rank {rank}: {found[REFUSAL]}")
-    if differences := list(_differences(json.loads(own), found)):
+    told = [f"{key} is {theirs}, not {ours}" for key, ours, theirs in differences(own, found)]
+    if told:
         raise EngineError(
-            f"rank {rank} is configured differently from rank 0: {', '.join(differences)}; give "
-            "every rank the same file and --set"
+            f"rank {rank} is configured differently from rank 0: {', '.join(told)}; give every "
+            "rank the same file and --set"
         )
-
-
-def _differences(own: dict[str, Any], found: dict[str, Any], under: str = "") -> Iterator[str]:
-    for key in sorted(own.keys() | found.keys()):
-        ours, theirs = own.get(key), found.get(key)
-        if isinstance(ours, dict) and isinstance(theirs, dict):
-            yield from _differences(ours, theirs, f"{under}{key}.")
-        elif ours != theirs:
-            yield f"{under}{key} is {theirs}, not {ours}"

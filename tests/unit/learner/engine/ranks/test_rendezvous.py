@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.interface import EngineError
-from agent_r1.learner.engine.ranks.meeting import meet_others, meet_rank_0, refuse
 from agent_r1.learner.engine.ranks.messages import CriticSetup, EngineSetup
 from agent_r1.learner.engine.ranks.place import RankPlace
+from agent_r1.learner.engine.ranks.rendezvous import meet_others, meet_rank_0, refuse
 from agent_r1.runtime.config import ModelConfig
 
 JOIN_TIMEOUT_S = 60.0

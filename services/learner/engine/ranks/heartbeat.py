@@ -1,4 +1,4 @@
-"""What ranks tell each other while they live, so that the end of one is known on all at once.
+"""Signs of life and last words between ranks, so that the end of one is known on all at once.
 
 group.py (rank 0) <--words, in a group of two--> worker.py
 
@@ -36,9 +36,9 @@ class Lifeline(threading.Thread):
         own_rank: this rank.
         peer: the other one; one of the two is rank 0.
         group: of the two.
-        say: gives the next word: "", END, STOP or, of a rank other than 0, why it has failed.
-        hear: called with the other's words but "", and with LOST when the connection breaks; must
-            return at once.
+        next_word: gives the next word: "", END, STOP or, of a rank other than 0, why it failed.
+        on_word: called with the other's words but "", and with LOST when the connection breaks;
+            must return at once.
     """
 
     def __init__(
@@ -46,15 +46,15 @@ class Lifeline(threading.Thread):
         own_rank: int,
         peer: int,
         group: Any,
-        say: Callable[[], str],
-        hear: Callable[[int, str], None],
+        next_word: Callable[[], str],
+        on_word: Callable[[int, str], None],
     ) -> None:
         super().__init__(daemon=True, name=f"lifeline-{peer}")
         self._leads = own_rank == 0
         self._peer = peer
         self._group = group
-        self._say = say
-        self._hear = hear
+        self._next_word = next_word
+        self._on_word = on_word
 
     def run(self) -> None:
         """Exchange words."""
@@ -70,14 +70,14 @@ class Lifeline(threading.Thread):
                     own = self._send()
                 last = time.monotonic()
                 if told:
-                    self._hear(self._peer, told)
+                    self._on_word(self._peer, told)
         except RuntimeError:  # torch's, of the connection
             silent = time.monotonic() - last >= LOST_AFTER_S
             how = f"gave no sign of life for {LOST_AFTER_S:g} s" if silent else "ended"
-            self._hear(self._peer, f"{LOST}rank {self._peer} {how}")
+            self._on_word(self._peer, f"{LOST}rank {self._peer} {how}")
 
     def _send(self) -> str:
-        word = self._say()
+        word = self._next_word()
         data = word.encode()[:WORD_BYTES].ljust(WORD_BYTES, b"\0")
         tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         dist.send(tensor, self._peer, group=self._group)
