@@ -99,7 +99,7 @@ bench-path: setup ## measure the path of a trajectory through Redis, into runs/b
 bench-memory: setup ## measure the memory of a run with all services, into runs/bench/memory.json
 	@$(BIN)/python scripts/bench_memory.py
 
-bench-estimate: setup ## compare `agent-r1 estimate` with the learner's real memory on this CPU, into docs/results/estimate.json
+bench-estimate: setup ## compare what `agent-r1 check` adds up with the learner's real memory on this CPU, into docs/results/estimate.json
 	@$(BIN)/python scripts/bench_estimate.py
 
 bench-scale: setup ## measure what 1 to 64 rollout servers cost, and 16,000 trajectories in flight

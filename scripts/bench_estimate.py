@@ -1,4 +1,4 @@
-"""What `agent-r1 estimate` says of the learner's memory, beside what it takes on this CPU.
+"""What `agent-r1 check` says of the learner's memory, beside what it takes on this CPU.
 
     python scripts/bench_estimate.py [--only NAME ...] [--out FILE]
 
@@ -163,7 +163,7 @@ def _samples(setup: Any, vocabulary: int) -> list[Any]:
 
 
 def _estimated(setup: Any, folder: Path) -> dict[str, Any]:
-    """Return what `agent-r1 estimate` says of an engine."""
+    """Return what `agent-r1 check` says of an engine."""
     from agent_r1.config.estimate import (
         activation_parts,
         bucket_parts,

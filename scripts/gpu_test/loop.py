@@ -204,7 +204,7 @@ def _keep_looking(watch: Watch, pid: int, ended: threading.Event) -> None:
 def compare_memory(
     config: Path, settings: Sequence[str], device: str, watch: Watch
 ) -> list[dict[str, Any]]:
-    """Return what was measured beside what `agent-r1 estimate` says, in GB."""
+    """Return what was measured beside what `agent-r1 check` says, in GB."""
     resolved = with_layout(load_config(config, settings).config)
     machine = look_at(resolved, None)
     found = sum_up(resolved, size_of(resolved.model.path, None, resolved.model.lora), None, machine)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from agent_r1.cli.evaluation.commands import METHODS
 from agent_r1.cli.parser import build_parser
 from agent_r1.cli.training.run import load_resumed
 from agent_r1.config.run import load_given
@@ -97,9 +96,10 @@ def evaluate(
     """
     from agent_r1.cli.evaluation import evaluate as command
     from agent_r1.evaluation.answers import summary_file
+    from agent_r1.evaluation.config import Method
 
-    if method not in METHODS:
-        raise ValueError(f"method ({method!r}) must be one of {', '.join(METHODS)}")
+    if method not in get_args(Method):
+        raise ValueError(f"method ({method!r}) must be one of {', '.join(get_args(Method))}")
     if attempts < 1:
         raise ValueError(f"attempts ({attempts}) must be 1 or more")
     arguments = build_parser().parse_args(["evaluate", "CONFIG", "--out", str(out)])

@@ -1,4 +1,4 @@
-"""How a command is declared: its name, its help, and the function that runs it."""
+"""Options that several commands share, and numbers within limits."""
 
 from __future__ import annotations
 
@@ -6,31 +6,11 @@ import argparse
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
 
 CONFIG_HELP = "configuration: a .toml file, or the config.json of a run folder"
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-"""What commands are added to."""
 LARGEST = 10**9
 """No option counts or measures more."""
-
-
-def add_command(
-    commands: Commands, name: str, run: str, summary: str, description: str = ""
-) -> argparse.ArgumentParser:
-    """Add a command that calls the function `run` of a module in `agent_r1.cli`."""
-    description = description or f"{summary[0].upper()}{summary[1:]}."
-    parser = commands.add_parser(name, help=summary, description=description)
-    parser.set_defaults(run=f"agent_r1.cli.{run}")
-    return parser
-
-
-def add_group(commands: Commands, name: str, summary: str, description: str = "") -> Commands:
-    """Add a command that has commands of its own."""
-    group = add_command(commands, name, "", summary, description)
-    group.set_defaults(run=None, parser=group)
-    return group.add_subparsers(dest="action", metavar="ACTION")
 
 
 def integer(least: int, most: int = LARGEST) -> Callable[[str], int]:
@@ -76,6 +56,11 @@ def add_config(parser: argparse.ArgumentParser, *, required: bool = True) -> Non
         "config", type=Path, metavar="CONFIG", nargs=None if required else "?", help=CONFIG_HELP
     )
     add_set(parser)
+
+
+def add_run_folder(parser: argparse.ArgumentParser) -> None:
+    """Let a command take a run folder."""
+    parser.add_argument("run_folder", type=Path, metavar="RUN", help="run folder")
 
 
 def add_set(parser: argparse.ArgumentParser) -> None:

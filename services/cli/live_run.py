@@ -27,6 +27,18 @@ ANSWER_TIMEOUT_S = 10.0
 costs seconds."""
 
 
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Let a command take a run that is running: its folder, or its Redis and id."""
+    parser.add_argument("--run", dest="run_folder", type=Path, metavar="RUN", help="run folder")
+    add_redis(parser)
+
+
+def add_redis(parser: argparse.ArgumentParser) -> None:
+    """Let a command take the Redis and the id of a run whose folder is elsewhere."""
+    parser.add_argument("--redis", metavar="URL", help="Redis of the run (default: of RUN)")
+    parser.add_argument("--id", metavar="RUN_ID", help="run.id (default: of RUN)")
+
+
 def run_config(folder: Path) -> Config:
     """Load the configuration of a run folder.
 
@@ -62,7 +74,7 @@ def redis_and_name(
     name: str | None = getattr(arguments, option)
     if folder is None:
         if arguments.redis is None or name is None:
-            raise ConfigError(f"name a run folder with --run, or give both --redis and --{option}")
+            raise ConfigError(f"name a run folder, or give both --redis and --{option}")
         return given_redis(arguments.redis), name
     config = run_config(folder)
     url = redis_of(folder, config) if arguments.redis is None else given_redis(arguments.redis)

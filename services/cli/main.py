@@ -1,4 +1,4 @@
-"""The `agent-r1` command: hands over to the module of the command that was given.
+"""The `agent-r1` command: hands over to the function of the command that was given.
 
 A `ValueError` (a configuration, a file, a port, a run that stopped for a known reason) is printed
 as one message with exit status 2. Anything else is a defect and keeps its traceback.
@@ -6,32 +6,32 @@ as one message with exit status 2. Anything else is a defect and keeps its trace
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import sys
 from collections.abc import Sequence
 
-from agent_r1.cli.parser import build_parser
+from agent_r1.cli.parser import build_parser, new_name
 from agent_r1.learner.checkpoints.object_store import StoreError
 from agent_r1.runtime.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REASON
 from agent_r1.runtime.files.writing import DiskFullError
-from agent_r1.runtime.imports import quick_imports
 
 logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status."""
-    arguments = build_parser().parse_args(argv)
-    if arguments.run is None:  # no command, or one that has commands of its own
-        arguments.parser.print_help()
+    words = sys.argv[1:] if argv is None else argv
+    if (new := new_name(words)) is not None:
+        print(f"{ERROR_PREFIX}this command is now `agent-r1 {new}`", file=sys.stderr)
         return EXIT_REASON
-    name, _, function = arguments.run.partition(":")
+    arguments = None
     try:
-        with quick_imports():
-            module = importlib.import_module(name)
-        return getattr(module, function)(arguments)
+        arguments = build_parser().parse_args(words)
+        if arguments.run is None:  # no command, or one that has commands of its own
+            arguments.parser.print_help()
+            return EXIT_REASON
+        return arguments.run(arguments)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of our output has gone (`agent-r1 show RUN | head`)

@@ -63,15 +63,12 @@ def policy_keys(policy: str) -> dict[str, Any]:
     """Return the keys of the table `model` that say what MODEL_OR_RUN means.
 
     Raises:
-        ConfigError: it is nothing that can be the policy; or an adapter whose model is missing.
+        ValueError: it is nothing that can be the policy; or an adapter whose model is missing.
     """
     path = policy_model(policy)
     if not is_adapter(Path(path)):
         return {"path": path}
-    try:
-        adapter = read_adapter(Path(path))
-    except ValueError as exc:
-        raise ConfigError(str(exc)) from exc
+    adapter = read_adapter(Path(path))
     problem = check_model(adapter.base, f"base_model_name_or_path of {path}/{ADAPTER_CONFIG_FILE}")
     if problem is not None:
         raise ConfigError(problem)

@@ -1,7 +1,7 @@
 """Checks of what a configuration names outside itself: models, data, corpora, user code, machines.
 
-`agent-r1 config check` and every command that starts something calls `check`, which lists every
-problem before anything starts. `run.py` checks values and tables; this module files;
+Every command that starts something calls `check`, which lists every problem before anything starts;
+`agent-r1 check` prints what `look` finds. `run.py` checks values and tables; this module files;
 code.py loads code and tokenizer, machine.py looks at the machine.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 import importlib.metadata
 import importlib.util
-import json
 import os
 import re
 import shlex
@@ -21,8 +20,9 @@ from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from agent_r1.config.code import Findings, load_everything
-from agent_r1.config.machine import SUPERVISED, Purpose, hub_problem, look_at_machine
+from agent_r1.config.code import load_everything
+from agent_r1.config.look import Findings, Look
+from agent_r1.config.machine import SUPERVISED, Purpose, look_at_machine
 from agent_r1.config.packages import LEARNER, PEFT, WHOLE_RUN, missing_packages_problem
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError, at_hand, quoted
@@ -31,12 +31,11 @@ from agent_r1.reward.components import COMPARES_ANSWER
 from agent_r1.reward.scoring import accepted_answers
 from agent_r1.runtime.files.data_source import DataSource
 from agent_r1.runtime.files.foreign import foreign_format
+from agent_r1.runtime.files.hub import HubError, model_folder
 from agent_r1.runtime.files.tasks import TaskFileError, numbered_tasks, refuse_images
 from agent_r1.runtime.imports import MissingPackageError
 from agent_r1.runtime.memory import MIB
 from agent_r1.tools.search.config import SearchConfig
-from agent_r1.weights.adapters import adapter_shapes, check_start
-from agent_r1.weights.layout import read_model_layout
 from agent_r1_proto.tasks import Role, Task
 
 HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
@@ -62,11 +61,10 @@ def check_model(path: str, key: str = "model.path") -> str | None:
     if in_hub_cache(path):
         return None
     near = _nearest_folder(folder)
-    if near is not None or (folder.parent != Path() and folder.parent.is_dir()):
-        meant = "" if near is None else f"; did you mean {near}? Otherwise"
-        return f"{key} ({path}) is not a folder{meant or ';'} {NAME_A_MODEL}"
-    if not HUB_NAME.match(path):
-        return f"{key} ({path}) is not a folder; {NAME_A_MODEL}"
+    beside_others = folder.parent != Path() and folder.parent.is_dir()
+    if near is not None or beside_others or not HUB_NAME.match(path):
+        meant = "" if near is None else f" did you mean {near}? Otherwise"
+        return f"{key} ({path}) is not a folder;{meant} {NAME_A_MODEL}"
     if os.environ.get("HF_HUB_OFFLINE") == "1":
         return (
             f"{key} ({path}) is not a folder here, and as a model on the hub it is not in "
@@ -100,33 +98,6 @@ def in_hub_cache(name: str) -> bool:
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     cache = Path(os.environ.get("HF_HUB_CACHE", str(home / "hub")))
     return (cache / f"models--{name.replace('/', '--')}").is_dir()
-
-
-def _context_problem(config: Config) -> str | None:
-    try:
-        values = json.loads((Path(config.model.path) / "config.json").read_text())
-        longest = int(values["max_position_embeddings"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # not said there, or not a local model
-    if config.model.max_context <= longest:
-        return None
-    return (
-        f"model.max_context ({config.model.max_context}) must be <= {longest}, the positions that "
-        f"the model in {config.model.path} has (max_position_embeddings); lower it"
-    )
-
-
-def _adapter_problem(config: Config) -> str | None:
-    """Say why the model cannot have the adapters of [model.lora]; None where it is not known."""
-    lora, folder = config.model.lora, Path(config.model.path)
-    if lora is None or not folder.is_dir():
-        return None
-    try:
-        check_start(lora)
-        adapter_shapes(read_model_layout(folder, tied=False).shapes, lora)
-    except ValueError as exc:
-        return str(exc)
-    return None
 
 
 def plugin_folders(config: Config) -> list[str]:
@@ -184,17 +155,12 @@ def _task_problems(config: Config, source: DataSource, kinds: Kinds) -> Iterator
                 f"{sorted(offered)}: add [tools.{unknown[0]}] or correct the task"
             )
             return
-        if comparing and (problem := _answers_problem(task)):
-            yield f"{where}: {comparing[0]} cannot score task {task.id!r}: {problem}"
+        try:
+            if comparing:
+                accepted_answers(task.payload)
+        except ValueError as exc:
+            yield f"{where}: {comparing[0]} cannot score task {task.id!r}: {exc}"
             return
-
-
-def _answers_problem(task: Task) -> str | None:
-    try:
-        accepted_answers(task.payload)
-    except ValueError as exc:
-        return str(exc)
-    return None
 
 
 def _file_problems(config: Config, purpose: Purpose, kinds: Kinds) -> Iterator[str]:
@@ -292,15 +258,10 @@ def problems(config: Config, purpose: Purpose, kinds: Kinds | None = None) -> li
         kinds: gets the first task of each kind of dialogue.
     """
     found = list(_table_problems(config, purpose))
-    model_problem = check_model(config.model.path)
-    context_problem = _context_problem(config)
-    adapter_problem = _adapter_problem(config) if model_problem is None else None
-    model_problems = (model_problem, context_problem, adapter_problem)
-    scorer_problems = (
-        check_model(str(table.path), f"reward.{name}.path")
-        for name, table in config.reward.to_serve().items()
-    )
-    found += [p for p in (*model_problems, *scorer_problems) if p is not None]
+    models = {"model.path": config.model.path}
+    for name, table in config.reward.to_serve().items():
+        models[f"reward.{name}.path"] = str(table.path)
+    found += [p for key, path in models.items() if (p := check_model(path, key)) is not None]
     try:
         use_plugins(config)
     except ConfigError as exc:
@@ -324,14 +285,16 @@ def look(
         adapters = (PEFT,) if config.model.lora is not None and purpose in TRAINING else ()
         missing = missing_packages_problem((*needed, *adapters))
         if missing is not None:
-            return Findings(machine=[missing])
+            return Findings([Look("software", "", [missing])])
     kinds: Kinds = {}
-    findings = Findings(problems=problems(config, purpose, kinds))
+    found = problems(config, purpose, kinds)
+    if purpose == "train" and not found:
+        found += _length_problems(config)
+    findings = Findings([Look("configuration", f"for {purpose}", found, here=False)])
     model = check_model(config.model.path) is None
-    if purpose == "train" and not findings.problems:
-        findings.problems += _length_problems(config)
     if model and not Path(config.model.path).is_dir() and not in_hub_cache(config.model.path):
-        model = _ask_hub(config, findings, machine=machine)
+        findings.looks.append(_look_at_hub(config, machine=machine))
+        model = machine and not findings.machine
     with ThreadPoolExecutor(1) as thread:
         loading = thread.submit(
             load_everything,
@@ -344,25 +307,22 @@ def look(
             prompts=dict(kinds.values()),
         )
         if machine:
-            for one in look_at_machine(config, purpose, resume=resume, specs=findings.specs):
-                findings.looks.append(one)
-                findings.machine += one.problems
-                findings.notes += one.notes
+            findings.looks += look_at_machine(config, purpose, resume=resume, specs=findings.specs)
         findings.add(loading.result())
     return findings
 
 
-def _ask_hub(config: Config, findings: Findings, *, machine: bool) -> bool:
-    """Say whether the model, a name on the hub, can be looked at."""
+def _look_at_hub(config: Config, *, machine: bool) -> Look:
+    """Look at a model that is a name on the hub."""
+    path = config.model.path
     if not machine:
-        findings.notes.append(
-            f"model.path ({config.model.path}) was not checked: it is not a folder here"
-        )
-        return False
-    problem = hub_problem(config.model.path, config.model.revision)
-    if problem is not None:
-        findings.machine.append(problem)
-    return problem is None
+        note = f"model.path ({path}) was not checked: it is not a folder here"
+        return Look("model", path, notes=[note])
+    try:
+        model_folder(path, config.model.revision, small=True)
+    except HubError as exc:
+        return Look("model", path, [str(exc)])
+    return Look("model", path)
 
 
 def _some_task(config: Config) -> Task | None:

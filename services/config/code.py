@@ -15,52 +15,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from agent_r1.config.look import Look
+from agent_r1.config.look import Findings, Look
 from agent_r1.config.probe import ProbeRequest, Report
 from agent_r1.config.run import Config
 from agent_r1.learner.algorithms import ADVANTAGES, POLICY_LOSSES
 from agent_r1_proto.tasks import Task
-from agent_r1_proto.tools import ToolSpec
 
 PART_TIMEOUT_S = 60.0
 """Longest one part (importing and constructing one tool, say) may take."""
 EXIT_TIMEOUT_S = 2.0
 READ_BYTES = 65536
-
-
-@dataclass
-class Findings:
-    """What a check has found."""
-
-    problems: list[str] = field(default_factory=list)
-    """What is wrong wherever the configuration is used."""
-    machine: list[str] = field(default_factory=list)
-    """What is wrong on this machine."""
-    notes: list[str] = field(default_factory=list)
-    """What could not be checked, or is worth a look."""
-    specs: dict[str, ToolSpec] = field(default_factory=dict)
-    """What the tools say of themselves, by name, as far as that is known without serving them."""
-    looks: list[Look] = field(default_factory=list)
-    """What was looked at on this machine, and loaded, in that order."""
-
-    def add(self, other: Findings) -> None:
-        """Take up what another check has found, once."""
-        for kind in ("problems", "machine", "notes"):
-            mine: list[str] = getattr(self, kind)
-            mine += [text for text in getattr(other, kind) if text not in mine]
-        self.specs |= other.specs
-        self.looks += [look for look in other.looks if look not in self.looks]
-
-    def text(self) -> str:
-        """Return the problems, one a line, those of this machine in a section of their own."""
-        lines = list(self.problems)
-        if self.machine:
-            lines.append("on this machine (skipped by `agent-r1 config check --elsewhere`):")
-            lines += [f"  {problem}" for problem in self.machine]
-        return "\n".join(lines)
 
 
 def load_everything(
@@ -112,42 +78,32 @@ def load_everything(
 @functools.lru_cache(maxsize=64)  # the rows of a table ask for the same things
 def _load(request: str) -> Findings:
     asked = ProbeRequest.model_validate_json(request)
-    findings = Findings()
+    died: list[Look] = []
     failed: list[str] = []
     while True:
         reports, end = _run(asked.model_copy(update={"skip": failed}))
         if end is None:
             break
         part, why = end
-        findings.problems.append(f"{part}: {why}")
-        findings.looks.append(Look(part, "", [f"{part}: {why}"]))
+        died.append(Look(part, "", [f"{part}: {why}"], here=False))
         if not part or part in failed:
             break
         failed.append(part)
-    for report in reports:
-        if report.spec is not None:
-            findings.specs[report.spec.name] = report.spec
-    findings.looks += _looks(reports)
-    for kind, found in (
-        ("problem", findings.problems),
-        ("machine", findings.machine),
-        ("note", findings.notes),
-    ):
-        found += [report.text for report in reports if report.kind == kind]
-    return findings
+    specs = {report.spec.name: report.spec for report in reports if report.spec is not None}
+    return Findings([*died, *_looks(reports)], specs)
 
 
-def _looks(reports: Sequence[Report]) -> list[Look]:
-    """Return each part that was loaded, with what was said of it."""
-    looks: list[Look] = []
-    said: dict[str, list[str]] = {}
+def _looks(reports: Sequence[Report]) -> Iterator[Look]:
+    """Yield each part that was loaded, with what was said of it."""
+    part, said = "", dict[str, list[str]]()
     for report in reports:
         if report.kind == "part":
-            said = {"problem": [], "note": []}
-            looks.append(Look(report.text, "loaded", said["problem"], said["note"]))
-        elif report.kind in ("problem", "machine", "note"):
-            said["note" if report.kind == "note" else "problem"].append(report.text)
-    return looks
+            part, said = report.text, {"problem": [], "note": []}
+            yield Look(part, "loaded", said["problem"], said["note"], here=False)
+        elif report.kind == "machine":
+            yield Look(part, "", [report.text])
+        elif report.kind in said:
+            said[report.kind].append(report.text)
 
 
 def _run(request: ProbeRequest) -> tuple[list[Report], tuple[str, str] | None]:

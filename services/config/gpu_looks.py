@@ -1,6 +1,6 @@
 """Looks at the GPUs of this machine: what they need, and whether CUDA and Triton work on them.
 
-machine.py, `agent-r1 doctor` and scripts/gpu_test --> here --> agent_r1.runtime/gpu_needs.py,
+machine.py, `agent-r1 check` and scripts/gpu_test --> here --> agent_r1.runtime/gpu_needs.py,
 and a process of deploy/gpu_probe.py.
 """
 

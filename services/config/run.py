@@ -68,7 +68,7 @@ _URL_SECRET = re.compile(r"^([a-z][a-z0-9+.-]*://)([^@\s]*)@", re.IGNORECASE)
 
 
 class EpisodesConfig(StrictConfig):
-    """`[episodes]`: two scripted interactions with known worth, for `agent-r1 validate`.
+    """`[episodes]`: two scripted interactions with known worth, for `agent-r1 try --policy none`.
 
     A file holds {"task": "id", "turns": ["what the model writes", ...]}.
     """

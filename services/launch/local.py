@@ -277,7 +277,7 @@ async def _run_services(
         if services.redis_url:
             num_letters = await _save_dead_letters(services.redis_url, config, folder)
             if num_letters:
-                listing = f"{program('agent-r1')} dead-letters list {quoted(folder)}"
+                listing = f"{program('agent-r1')} status {quoted(folder)}"
                 view.event(f"!! {num_letters} dead letters: {listing}")
         if not asked.done():  # else the first interrupt has said it
             view.event("stopping the services")

@@ -1,4 +1,4 @@
-"""The services of a run lent to a client on this machine: `evaluate`, `chat`, `try`, `validate`.
+"""The services of a run lent to a client on this machine: `evaluate`, `chat`, `try`.
 
 cli/evaluation, cli/task --configuration, client--> here --> tools, reward and rollout
 (local_services.py), without a learner, for as long as the client runs. What fails meanwhile is

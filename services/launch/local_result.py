@@ -114,7 +114,7 @@ def losses_text(summary: dict[str, Any], folder: Path) -> str:
         f"to see them: {command} show {run} --failed",
     ]
     if summary.get("dead_letters"):
-        lines.append(f"{summary['dead_letters']} dead letters: {command} dead-letters list {run}")
+        lines.append(f"{summary['dead_letters']} dead letters: {command} status {run}")
     return "\n   ".join(lines)
 
 

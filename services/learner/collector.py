@@ -331,7 +331,7 @@ class RolloutCollector:
         new = self._dead_letters - before
         if new > 0:  # it is less where Redis lost its data
             self.groups.counts["dead_letters"] += new
-            logger.error("dead letters new=%d see=`agent-r1 dead-letters list`", new)
+            logger.error("dead letters new=%d see=`agent-r1 status`", new)
             await self._give_up_unreadable()
 
     async def _give_up_unreadable(self) -> None:

@@ -1,4 +1,4 @@
-"""Starts the learner: `agent_r1.cli.training.run` calls `train` with the spec of one run.
+"""Starts the learner: `agent_r1.cli.services.serve` calls `train` with the spec of one run.
 
 Builds the engine over its ranks, and drives train.py to the end of the run or until SIGTERM or
 SIGINT. In the process of a rank other than 0 it calls `follow`, with the same tables.

@@ -1,6 +1,6 @@
 """How much memory a run's messages can take in Redis, and whether a server has as much.
 
-`agent-r1 config check` asks before a run starts, the learner again with the limit of the server it
+`agent-r1 check` asks before a run starts, the learner again with the limit of the server it
 has connected to. Samples and questions of evaluations are in flight at the same time.
 """
 

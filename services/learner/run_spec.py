@@ -1,6 +1,6 @@
 """What one run is made of: configuration tables and data files, read and checked before anything.
 
-`agent_r1.cli.training.run` makes and prepares it; train.py carries it out.
+`agent_r1.cli.services.serve` makes and prepares it; train.py carries it out.
 """
 
 from __future__ import annotations

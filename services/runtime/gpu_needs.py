@@ -1,7 +1,7 @@
 """Checks of what GPUs need below the packages: driver, GPUs, C compiler, Python.h, /dev/shm.
 
 deploy/preflight.py asks before anything is installed, config/gpu_looks.py before a run, for
-`agent-r1 doctor` and for `make test-gpu`. Standard library only, and Python 3.7 can run it.
+`agent-r1 check` and for `make test-gpu`. Standard library only, and Python 3.7 can run it.
 """
 
 from __future__ import annotations

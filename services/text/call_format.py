@@ -1,6 +1,6 @@
 """Whether the chat template writes tool calls in the format that they are read in.
 
-main.py asks at start, and `agent-r1 config check` before anything starts: a template that tells the
+main.py asks at start, and `agent-r1 check` before anything starts: a template that tells the
 model another format yields a policy that never calls a tool. The template is made to render a call,
 and the rendering is read as a turn of the model would be.
 """

@@ -76,7 +76,7 @@ def test_servers_are_listed_and_drained_by_name(
 ):
     where = ["--redis", redis_url, "--id", run_id]
     with announced(redis_url, run_id, "one", "two") as told:
-        assert main(["rollout", "list", *where]) == 0
+        assert main(["status", *where]) == 0
         printed = capsys.readouterr().out
         assert "http://10.0.0.1/one" in printed
         assert "http://10.0.0.1/two" in printed
@@ -88,7 +88,7 @@ def test_servers_are_listed_and_drained_by_name(
         assert main(["rollout", "drain", "two", *where]) == 0
         assert "the run waits until another one joins" in capsys.readouterr().out
 
-        assert main(["rollout", "list", *where]) == 0
+        assert main(["status", *where]) == 0
         assert "no rollout server is announced" in capsys.readouterr().out
 
 
@@ -109,12 +109,12 @@ def test_redis_and_id_beat_those_of_the_run_folder(
     folder.mkdir()
     config = load_config(file, ["redis.url=redis://127.0.0.1:1/0", "run.id=other"], {}).config
     write_config(config, folder / "config.json")
-    where = ["--run", str(folder), "--redis", redis_url, "--id", run_id]
+    where = [str(folder), "--redis", redis_url, "--id", run_id]
     with announced(redis_url, run_id, "one"):
-        assert main(["rollout", "list", *where]) == 0
+        assert main(["status", *where]) == 0
     assert "http://10.0.0.1/one" in capsys.readouterr().out
 
 
 def test_a_place_is_needed(capsys: pytest.CaptureFixture[str]):
-    assert main(["rollout", "list"]) == 2
-    assert "name a run folder with --run" in capsys.readouterr().err
+    assert main(["rollout", "drain", "one"]) == 2
+    assert "name a run folder, or give both --redis and --id" in capsys.readouterr().err

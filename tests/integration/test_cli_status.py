@@ -65,8 +65,8 @@ def test_the_last_step_streams_and_services_of_a_run_are_shown(
     assert "step 2/3  reward 0.500" in text
     assert ["tasks", "2", "1"] in words(text)
     assert ["scored", "0", "0"] in words(text)
-    (server,) = (line for line in words(text) if line[:2] == ["rollout", "one"])
-    assert server[2:6] == ["policy", "version", "2", "http://h:1"]
+    (server,) = (line for line in words(text) if line[:1] == ["one"])
+    assert server[1:4] == ["2", "h", "http://h:1"]
     assert "no rollout server" not in text
 
 

@@ -1,4 +1,4 @@
-"""What `agent-r1 estimate` says, beside what is measured here and what DeepSpeed says of itself."""
+"""What `agent-r1 check` says, beside what is measured here and what DeepSpeed says of itself."""
 
 from __future__ import annotations
 

@@ -506,10 +506,10 @@ def test_dead_letters_outlive_the_redis_of_the_run(
     thread = stage.when_up(lambda: asyncio.run(leave_letter()))
     assert local.run_training(stage.config(), resume=False) == 0
     thread.join()
-    listing = f"{program('agent-r1')} dead-letters list {at_hand(stage.run_folder)}"
+    listing = f"{program('agent-r1')} status {at_hand(stage.run_folder)}"
     assert f"!! 1 dead letters: {listing}" in capsys.readouterr().out
     folder = str(stage.run_folder)
-    assert cli.main(["dead-letters", "list", folder]) == 0
+    assert cli.main(["status", folder]) == 0
     text = capsys.readouterr().out
     assert "tasks  demo/1/2/3/0" in text
     assert "does not parse" in text

@@ -16,8 +16,7 @@ import pytest
 from mcp import Client, MCPError, StdioServerParameters, stdio_client
 from mcp_types import TextContent
 
-from agent_r1.cli.services.tools_mcp import serve_mcp
-from agent_r1.config.run import ConfigError
+from agent_r1.cli.main import main
 from agent_r1.tools.mcp.client import McpTool
 from agent_r1_proto.tools import ToolSpec
 
@@ -71,10 +70,9 @@ type = "my_tools:Square"
 url = "http://tools:8000/"
 """
 STDIO = """
-import argparse, sys
-from pathlib import Path
-from agent_r1.cli.services.tools_mcp import serve_mcp
-sys.exit(serve_mcp(argparse.Namespace(config=Path(sys.argv[1]), tool=sys.argv[2], options=[])))
+import sys
+from agent_r1.cli.main import main
+sys.exit(main(["tools", "mcp", *sys.argv[1:]]))
 """
 HTTP = """
 import sys
@@ -123,16 +121,13 @@ async def test_a_tool_with_state_counts_on_within_one_process(config_file: Path)
         assert [text(await client.call_tool("count", {})) for _ in range(3)] == ["1", "2", "3"]
 
 
-def test_a_tool_that_is_missing_or_runs_elsewhere_is_refused(config_file: Path):
-    import argparse
-
-    def ask(tool: str) -> int:
-        return serve_mcp(argparse.Namespace(config=config_file, tool=tool, options=[]))
-
-    with pytest.raises(ConfigError, match=r"no \[tools\.cube\]; the tools are \['count', 'far'"):
-        ask("cube")
-    with pytest.raises(ConfigError, match="give the agent http://tools:8000/mcp"):
-        ask("far")
+def test_a_tool_that_is_missing_or_runs_elsewhere_is_refused(
+    config_file: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["tools", "mcp", str(config_file), "cube"]) == 2
+    assert "no [tools.cube]; the tools are ['count', 'far'" in capsys.readouterr().err
+    assert main(["tools", "mcp", str(config_file), "far"]) == 2
+    assert "give the agent http://tools:8000/mcp" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -141,7 +141,7 @@ async def test_a_command_that_names_it_by_an_option_takes_its_secrets_from_the_e
 
     async def servers(**variables: object) -> tuple[int | None, str]:
         process = await asyncio.create_subprocess_exec(
-            *(COMMAND, "rollout", "list", "--redis", str(redis.url), "--id", "x"),
+            *(COMMAND, "status", "--redis", str(redis.url), "--id", "x"),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env={**os.environ, **{f"AGENT_R1__REDIS__{k}": str(v) for k, v in variables.items()}},

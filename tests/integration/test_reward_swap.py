@@ -128,7 +128,7 @@ async def test_a_swapped_model_scores_new_groups_and_begun_ones_keep_theirs(
         assert (await score(broker, 2, 0)).versions == {NAME: "verifier-1"}
         assert (await score(broker, 3, 0)).versions == {NAME: "verifier-1"}
         capsys.readouterr()
-        assert await asyncio.to_thread(main, ["reward", "list", *where]) == 0
+        assert await asyncio.to_thread(main, ["status", *where]) == 0
     listed = [line for line in capsys.readouterr().out.splitlines() if "verifier" in line]
     assert [("verifier-2" in one, "what comes" in one) for one in listed] == [
         (True, False),
@@ -215,11 +215,3 @@ async def test_a_swap_that_cannot_work_is_refused(
     assert await asyncio.to_thread(main, command) != 0
     assert message.replace("URL", server.url) in " ".join(capsys.readouterr().err.split())
     assert await ScoringModels(broker).read(NAME) == [first]
-
-
-async def test_nothing_is_listed_where_nothing_asks_a_model(
-    redis_url: str, run_id: str, capsys: pytest.CaptureFixture[str]
-):
-    command = ["reward", "list", "--redis", redis_url, "--id", run_id]
-    assert await asyncio.to_thread(main, command) == 0
-    assert "no reward service of this run asks a model" in capsys.readouterr().out

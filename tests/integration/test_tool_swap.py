@@ -306,11 +306,11 @@ async def test_one_version_with_two_schemas_is_refused_where_it_can_be_mended(
 
 
 async def command(redis_url: str, run_id: str, *words: str) -> tuple[int, str]:
-    """Run `agent-r1 tools ...`; return its status and what it printed."""
+    """Run `agent-r1 status`, or `agent-r1 tools ...`; return its status and what it printed."""
     printed = io.StringIO()
-    options = ("--redis", redis_url, "--pool", run_id)
+    verb = ["tools", *words, "--pool"] if words else ["status", "--id"]
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-        code = await asyncio.to_thread(main, ["tools", *words, *options])
+        code = await asyncio.to_thread(main, [*verb, run_id, "--redis", redis_url])
     return code, printed.getvalue()
 
 
@@ -350,7 +350,7 @@ async def test_the_command_drains_weighs_and_rolls_back(pool: Pool, redis_url: s
         code, text = await tools("rollback", "echo")
         assert (code, "back at version 1" in text) == (0, True)
         await until(lambda: use(client, "echo").shares == {"1": 1.0})
-        code, text = await tools("list")
+        code, text = await tools()
         assert code == 0
         assert "takes calls" in text
         (name,) = [n for n, version in instances(client, "echo").items() if version == "1"]
@@ -399,7 +399,7 @@ async def test_the_list_shows_a_version_that_rollout_servers_refuse(
         async with asyncio.timeout(15):
             text = ""
             while "is refused by" not in text:
-                _, text = await command(redis_url, run_id, "list")
+                _, text = await command(redis_url, run_id)
     assert "echo 2 is refused by rollout: the schema of version 2 would change the prompt" in text
     rows = [[cell.strip() for cell in line.split("│")] for line in text.splitlines() if "│" in line]
     found = {row[2]: (row[3], row[4]) for row in rows if row[1] == "echo"}

@@ -1,4 +1,4 @@
-"""`agent-r1 validate` with real tools, environment and reward, on the folder that init writes."""
+"""`agent-r1 try --policy none` with real tools and reward, on the folder that init writes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def validate(folder: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str]:
     capsys.readouterr()
-    code = main(["validate", str(folder / "run.toml"), *options])
+    code = main(["try", str(folder / "run.toml"), "--policy", "none", *options])
     return code, " ".join(capsys.readouterr().out.split())
 
 
@@ -85,7 +85,9 @@ def test_the_weights_of_a_model_on_a_hub_stay_there(folder: Path, monkeypatch: p
     monkeypatch.setenv("HF_HOME", str(folder / "cache"))
     with serving_hub("owner/tiny", folder / "base") as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        said = finished("validate", folder / "run.toml", "--set", "model.path=owner/tiny")
+        said = finished(
+            *("try", folder / "run.toml", "--policy", "none", "--set", "model.path=owner/tiny")
+        )
     assert "no problems" in said
     assert [one for one in hub.requests if one.startswith("GET") and "tokenizer.json" in one] != []
     assert hub.sent_bytes == 0  # of the weights

@@ -58,12 +58,7 @@ ELSEWHERE = {
     ("docs/observability.md", ".venv/bin/python scripts/dashboard_results.py"): (
         "tests/unit/test_dashboard_results.py"
     ),
-    ("docs/paper-setting.md", "agent-r1 config check"): (
-        "tests/unit/examples/test_multihop_qa_configs.py"
-    ),
-    ("docs/paper-setting.md", "agent-r1 estimate"): (
-        "tests/unit/examples/test_multihop_qa_configs.py"
-    ),
+    ("docs/paper-setting.md", "agent-r1 check"): "tests/unit/examples/test_multihop_qa_configs.py",
     ("docs/performance.md", "make profile"): "tests/unit/test_profile_parts.py",
     **{
         (f"docs/results/{page}.md", "agent-r1 table"): "tests/integration/test_launcher_table.py"

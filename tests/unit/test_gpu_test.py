@@ -448,7 +448,7 @@ def test_the_report_has_the_log_of_what_failed(tmp_path: Path):
     assert "all well" not in text
     assert "learner: 2.00 GB, estimated 2.20 GB" in text
     written = json.loads((tmp_path / report.JSON).read_text())
-    # What `agent-r1 estimate` reads of a committed report.
+    # What `agent-r1 check` reads of a committed report.
     assert written["outcome"] == "failed"
     assert written["machine"]["device"] == "NVIDIA X"
     assert written["memory"] == found[3].memory

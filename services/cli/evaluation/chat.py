@@ -49,7 +49,11 @@ READ_BYTES = 65536
 
 
 def chat(arguments: argparse.Namespace) -> int:
-    """Start the services and answer questions until the user leaves."""
+    """Start tools and rollout on this machine, then ask the agent questions.
+
+    They are your own, or held-out ones (`:pick`). Text from the model and text from tools have
+    different colours.
+    """
     from agent_r1.launch import local_client
 
     config = chat_config(arguments.policy, arguments.config, arguments.options)

@@ -56,7 +56,15 @@ class _Answers:
 
 
 def diagnose(arguments: argparse.Namespace) -> int:
-    """Print every figure with its bound; say by the exit status whether all of them are kept."""
+    """Play the scripted policies of [diagnose], ask a model, and compare every figure to its
+    bound.
+
+    The model is asked the evaluation questions and groups of training questions, on services of
+    its own. The figures are the scores of the scripted policies, greedy and sampled scores of the
+    model, the share of groups with different rewards, and how alike the gradients of trajectories
+    and of two estimators are. The exit status is 1 if a bound is missed. `--set
+    evaluation.max_questions=N` asks fewer questions of each set.
+    """
     config = load_config(arguments.config, arguments.options).config
     if arguments.policy is not None:
         config = with_policy(config, arguments.policy)

@@ -54,7 +54,14 @@ TOOL_FACTS = (
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
-    """Score a policy on the evaluation sets, on services of its own."""
+    """Ask a policy every question of evaluation.sets, and score its answers.
+
+    Tools, reward and rollout start on this machine. FILE gets one JSON line per answer; the
+    scores, with 95 % intervals, go into a file beside it, with the suffix .summary.json. If you
+    run the command again after an interruption, it asks only the questions that have no answer
+    yet. `--set run.seed=S` seeds the sampling, `--set evaluation.temperature=T` sets its
+    temperature.
+    """
     loaded = load_given(arguments.config, arguments.options).config
     config = _with_policy(loaded, arguments.method, arguments.policy)
     if arguments.method == "naive_rag":
@@ -361,7 +368,11 @@ def command_again(
 
 
 def compare(arguments: argparse.Namespace) -> int:
-    """Compare two result files on the questions both have."""
+    """Compare two files of `agent-r1 evaluate` on the questions that both have.
+
+    For each set and for all sets: the difference of the means with its 95 % interval (paired
+    bootstrap), and an exact McNemar test for exact match.
+    """
     comparison = compare_files(arguments.a, arguments.b)
     for line in [*comparison_lines(comparison), *flip_lines(comparison.flips)]:
         print(line)

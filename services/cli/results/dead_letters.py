@@ -1,7 +1,7 @@
-"""`agent-r1 dead-letters list|show|retry RUN`: messages that no service could process.
+"""Messages that no service could process: `agent-r1 dead-letters retry RUN`, and their text.
 
 Reads the stream `dead_letters` of a live run's Redis, or `dead_letters.jsonl` of a run that has
-ended; `retry` puts an entry back on the stream it came from.
+ended, for `agent-r1 show`; `retry` puts an entry back on the stream it came from.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from agent_r1.cli.declare import add_run_folder
 from agent_r1.cli.live_run import ask, redis_of, run_config
 from agent_r1.config.sources import ENV_PREFIX, ConfigError
 from agent_r1.runtime.files.dead_letters import load_letters
@@ -19,52 +21,56 @@ from agent_r1_proto.dead_letters import DeadLetter
 from agent_r1_proto.streams import Broker
 
 ALL = "all"
+MOST_LISTED = 20
 URL_VARIABLE = f"{ENV_PREFIX}REDIS__URL"
 
 
-def _letters(folder: Path) -> list[DeadLetter]:
+def read_letters(folder: Path, wanted: str) -> list[DeadLetter]:
+    """Return the dead letter of an id, or all of a run, oldest first.
+
+    Raises:
+        ConfigError: there is none of this id, or the run's Redis does not answer.
+    """
     config = run_config(folder)
     url = redis_of(folder, config)
     letters = {letter.letter_id: letter for letter in load_letters(folder)}
     if url is not None:
         live = ask(url, config.run.id, Broker.dead_letters, URL_VARIABLE)
         letters |= {letter.letter_id: letter for letter in live}
-    return list(letters.values())
+    return _chosen(list(letters.values()), wanted)
 
 
-def list_letters(arguments: argparse.Namespace) -> int:
-    """Print one line per dead letter."""
-    letters = _letters(arguments.run_folder)
-    for letter in letters:
+def _chosen(letters: Sequence[DeadLetter], wanted: str) -> list[DeadLetter]:
+    chosen = [letter for letter in letters if wanted in (ALL, letter.letter_id)]
+    if not chosen and wanted != ALL:
+        raise ConfigError(
+            f"there is no dead letter {wanted!r}; `agent-r1 status RUN` lists the newest of all "
+            f"{len(letters)}"
+        )
+    return chosen
+
+
+def summary_lines(letters: Sequence[DeadLetter]) -> Iterator[str]:
+    """Yield two lines for each of the newest dead letters: where and when, and why."""
+    for letter in letters[-MOST_LISTED:]:
         when = datetime.fromtimestamp(letter.failed_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         key = letter.fields.get(b"key", b"-").decode(errors="replace")
-        print(f"{letter.letter_id}  {when}  {letter.stream.rpartition(':')[2]}  {key}")
-        print(f"    {letter.reason}")
-    print(f"{len(letters)} dead letters")
-    return 0
+        yield f"{letter.letter_id}  {when}  {letter.stream.rpartition(':')[2]}  {key}"
+        yield f"    {letter.reason}"
+    if letters:
+        yield f"{len(letters)} dead letters; `agent-r1 show RUN --dead-letter ID` prints one"
 
 
-def _find(letters: list[DeadLetter], letter_id: str) -> DeadLetter:
-    for letter in letters:
-        if letter.letter_id == letter_id:
-            return letter
-    raise ConfigError(
-        f"there is no dead letter {letter_id!r}; `agent-r1 dead-letters list RUN` lists all "
-        f"{len(letters)}"
-    )
-
-
-def show_letters(arguments: argparse.Namespace) -> int:
-    """Print one dead letter in full."""
-    letter = _find(_letters(arguments.run_folder), arguments.id)
-    print(f"id      {letter.letter_id}")
-    print(f"stream  {letter.stream}, entry {letter.entry_id}")
-    print(f"reason  {letter.reason}")
+def letter_lines(letter: DeadLetter) -> Iterator[str]:
+    """Yield a dead letter in full, its arrays as sizes."""
+    yield f"id      {letter.letter_id}"
+    yield f"stream  {letter.stream}, entry {letter.entry_id}"
+    yield f"reason  {letter.reason}"
     if letter.cut:
-        print(f"cut     the entry had {letter.size_bytes:,} bytes; the beginning was kept")
+        yield f"cut     the entry had {letter.size_bytes:,} bytes; the beginning was kept"
     for name, value in letter.fields.items():
         if name.startswith(b"array:"):
-            print(f"{name.decode()}  {len(value)} bytes")
+            yield f"{name.decode()}  {len(value)} bytes"
             continue
         text = value.decode(errors="replace")
         if name == b"meta":
@@ -72,12 +78,17 @@ def show_letters(arguments: argparse.Namespace) -> int:
                 text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
             except json.JSONDecodeError:
                 text = repr(text)
-        print(f"{name.decode(errors='replace')}  {text}")
-    return 0
+        yield f"{name.decode(errors='replace')}  {text}"
 
 
-def retry_letters(arguments: argparse.Namespace) -> int:
-    """Put one dead letter, or all, back on its stream."""
+def retry_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `dead-letters retry`."""
+    add_run_folder(parser)
+    parser.add_argument("id", metavar="ID", help="its id, as `agent-r1 status` prints it, or `all`")
+
+
+def retry(arguments: argparse.Namespace) -> int:
+    """Put one dead letter, or all, back on the stream it came from."""
     folder: Path = arguments.run_folder
     config = run_config(folder)
     url = redis_of(folder, config)
@@ -88,16 +99,14 @@ def retry_letters(arguments: argparse.Namespace) -> int:
             "sample again"
         )
 
-    async def retry(broker: Broker) -> int:
-        letters = await broker.dead_letters()
+    async def put_back(broker: Broker) -> int:
+        chosen = _chosen(await broker.dead_letters(), arguments.id)
         if arguments.id == ALL:
-            chosen = [letter for letter in letters if not letter.cut]
-        else:
-            chosen = [_find(letters, arguments.id)]
+            chosen = [letter for letter in chosen if not letter.cut]
         for letter in chosen:
             await broker.retry_dead_letter(letter)
         return len(chosen)
 
-    count = ask(url, config.run.id, retry, URL_VARIABLE)
+    count = ask(url, config.run.id, put_back, URL_VARIABLE)
     print(f"{count} dead letters are back on their streams")
     return 0

@@ -15,12 +15,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
-from pydantic import ValidationError
-
-from agent_r1.cli.live_run import ANSWER_TIMEOUT_S, run_config
+from agent_r1.cli.declare import add_run_folder
+from agent_r1.cli.live_run import run_config
 from agent_r1.cli.results.model_card import model_card
 from agent_r1.config import checks as config_checks
+from agent_r1.config.machine import remote_spec
 from agent_r1.config.packages import installed_version
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError
@@ -36,7 +35,7 @@ from agent_r1.rollout.vllm.adapter import MAX_RANKS
 from agent_r1.runtime.config import LoraConfig
 from agent_r1.runtime.files.run_folder import CHECKPOINTS_DIR
 from agent_r1.runtime.files.writing import replace_directory, report_full_disk
-from agent_r1.runtime.http.token import find_token, token_headers
+from agent_r1.runtime.http.token import find_token
 from agent_r1.runtime.imports import quick_imports
 from agent_r1.runtime.memory import GIB
 from agent_r1.text.tool_formats import load_tool_format
@@ -51,8 +50,28 @@ AGENT_FORMAT = 1
 BEST, LAST = "best", "last"
 
 
+def export_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `export`."""
+    add_run_folder(parser)
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder to write; must not exist yet")
+    step_help = "learner step of the checkpoint, `last` (the default), or `best` by evaluation"
+    parser.add_argument("--step", default="last", metavar="N", help=step_help)
+    adapter_help = "of a run with [model.lora]: write the adapter alone, in PEFT's format; without "
+    parser.add_argument(
+        "--adapter", action="store_true", help=f"{adapter_help}this it is merged into the model"
+    )
+    critic_help = "write the critic, which says what a state is worth"
+    parser.add_argument("--critic", action="store_true", help=critic_help)
+
+
 def export(arguments: argparse.Namespace) -> int:
-    """Write one checkpoint of a run as a model directory."""
+    """Write the policy of a checkpoint as a Hugging Face model directory.
+
+    With it come tokenizer and chat template, a model card, and agent.json: the system prompt, the
+    tools, the sampling and the limits of the run (docs/serving.md). `agent-r1 train CONFIG --from
+    OUT` trains it further. With --critic, write the critic of a PPO run instead, as a model that
+    the reward component `critic` asks.
+    """
     run, out = arguments.run_folder, arguments.out
     config = run_config(run)
     step = choose_step(run / CHECKPOINTS_DIR, arguments.step)
@@ -210,15 +229,7 @@ def _tool_spec(config: Config, name: str) -> ToolSpec:
     table = config.tools[name]
     if table.url is None:
         return describe_tool(name, table)
-    try:
-        headers = token_headers(find_token(config.run))
-        reply = httpx.get(f"{table.url}/spec", headers=headers, timeout=ANSWER_TIMEOUT_S)
-        return ToolSpec.model_validate_json(reply.raise_for_status().content)
-    except (httpx.HTTPError, ValidationError) as exc:
-        raise ConfigError(
-            f"tools.{name}.url ({table.url}) does not say what the tool is: {exc}; start that "
-            "service, so that its description can be exported"
-        ) from exc
+    return remote_spec(name, table.url, find_token(config.run))
 
 
 def serve_command(model: str, agent: Mapping[str, Any], kv_cache_gib: float) -> str:

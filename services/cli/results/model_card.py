@@ -13,7 +13,7 @@ from typing import Any
 from agent_r1.config.checks import HUB_NAME
 from agent_r1.config.run import Config
 from agent_r1.evaluation.score_names import ScoreNames
-from agent_r1.runtime.files.json_lines import split_lines
+from agent_r1.launch.local_view import read_json_lines
 from agent_r1.runtime.files.run_folder import EVALUATIONS_FILE
 
 SHOWN_TABLES = ("model", "data", "env", "tools", "reward", "learner", "evaluation")
@@ -89,7 +89,7 @@ def _shortened(value: Any) -> Any:
 
 def _scores(run: Path, names: ScoreNames, step: int) -> Iterator[str]:
     """Yield a table of the policy's evaluation beside that of the base model."""
-    evaluations = _evaluations(run)
+    evaluations = read_json_lines(run / EVALUATIONS_FILE)
     found = [one for one in evaluations if one["step"] == step]
     if not found:
         yield from ("This checkpoint was not evaluated.", "")
@@ -110,10 +110,3 @@ def _score(scores: Mapping[str, Any] | None, key: str) -> str:
         return "-"
     value = scores["reward"] if key == "reward" else scores["components"].get(key)
     return "-" if value is None else f"{value:.3f}"
-
-
-def _evaluations(run: Path) -> list[dict[str, Any]]:
-    path = run / EVALUATIONS_FILE
-    if not path.is_file():
-        return []
-    return [json.loads(line) for line in split_lines(path.read_text(encoding="utf-8"))]

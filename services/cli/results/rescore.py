@@ -16,7 +16,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from agent_r1.cli.results.stored import read_records, step_files
+from agent_r1.cli.declare import CONFIG_HELP, add_run_folder, add_set
+from agent_r1.cli.results.show import read_records, step_files
 from agent_r1.config import checks as config_checks
 from agent_r1.config.run import Config, ConfigError, load_config
 from agent_r1.launch.local_result import read_json
@@ -44,8 +45,22 @@ class Rescored:
         return self.record["step"], self.record["group_id"]
 
 
+def rescore_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `rescore`."""
+    add_run_folder(parser)
+    config_help = f"{CONFIG_HELP}; without it, the run's own with --set"
+    parser.add_argument("--config", type=Path, metavar="CONFIG", help=config_help)
+    add_set(parser)
+    out_help = "write both rewards of each trajectory there, as JSON lines"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=out_help)
+
+
 def rescore(arguments: argparse.Namespace) -> int:
-    """Score stored trajectories again, and compare."""
+    """Score the stored trajectories of a run with the [reward] of another configuration.
+
+    Compared are mean rewards, components, and the share of groups whose trajectories all have the
+    same reward, from which nothing is learned. Nothing is changed in the run folder.
+    """
     folder: Path = arguments.run_folder
     files = step_files(folder)
     config = load_config(arguments.config or folder / CONFIG_FILE, arguments.options).config

@@ -1,6 +1,7 @@
-"""`agent-r1 show RUN`: stored trajectories in the terminal.
+"""`agent-r1 show RUN`: stored trajectories and dead letters in the terminal.
 
-Reads `trajectories/*.jsonl` of a run folder, which the learner writes; writes to the terminal.
+Reads `trajectories/*.jsonl` of a run folder, which the learner's trajectory_log.py writes, as does
+`agent-r1 rescore`; writes to the terminal.
 """
 
 from __future__ import annotations
@@ -8,13 +9,16 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
+from agent_r1.cli.declare import add_run_folder, integer
 from agent_r1.cli.live_run import run_config
-from agent_r1.cli.results.stored import eval_files, read_records, step_files
+from agent_r1.cli.results.dead_letters import letter_lines, read_letters
 from agent_r1.config.sources import ConfigError
 from agent_r1.evaluation.transcript import (
     SAMPLED_STYLE,
@@ -22,10 +26,69 @@ from agent_r1.evaluation.transcript import (
     heading,
     print_transcript,
 )
+from agent_r1.learner.checkpoints.checkpoint import STEP_NAME
+from agent_r1.runtime.files.json_lines import split_lines
+from agent_r1.runtime.files.run_folder import TRAJECTORIES_DIR
 from agent_r1.runtime.unicode import escaped_line
 from agent_r1.text.control_tokens import control_pattern, is_control
 from agent_r1.text.reading import MARKUP
 from agent_r1.text.tool_formats import NO_CALLS, load_tool_format
+
+EVAL_FILE = re.compile(r"^eval_(.+)$")
+
+
+def step_files(run_folder: Path) -> dict[int, Path]:
+    """Return the files of trained trajectories by learner step, in its order.
+
+    Raises:
+        ConfigError: the folder has no trajectories.
+    """
+    found = _files(run_folder, STEP_NAME)
+    return {step: found[number] for step, number in sorted((int(n), n) for n in found)}
+
+
+def eval_files(run_folder: Path) -> dict[str, Path]:
+    """Return the files of stored evaluations by name.
+
+    Raises:
+        ConfigError: the folder has no trajectories.
+    """
+    return _files(run_folder, EVAL_FILE)
+
+
+def _files(run_folder: Path, pattern: re.Pattern[str]) -> dict[str, Path]:
+    if not (run_folder / TRAJECTORIES_DIR).is_dir():
+        raise ConfigError(
+            f"{run_folder} has no folder {TRAJECTORIES_DIR}; name a run folder, such as runs/demo"
+        )
+    found = {path.stem: path for path in (run_folder / TRAJECTORIES_DIR).glob("*.jsonl")}
+    return {m[1]: path for stem, path in sorted(found.items()) if (m := pattern.match(stem))}
+
+
+def read_records(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of one file.
+
+    Raises:
+        ConfigError: a line is not JSON; file and line are named.
+    """
+    for number, line in enumerate(split_lines(path.read_text(encoding="utf-8")), start=1):
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError as exc:
+            raise ConfigError(f"{path}:{number}: not a JSON line: {exc.msg}") from exc
+
+
+def show_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `show`."""
+    add_run_folder(parser)
+    parser.add_argument("--step", type=integer(0), metavar="N", help="only this learner step")
+    parser.add_argument("--group", type=integer(0), metavar="ID", help="only this group")
+    parser.add_argument("--failed", action="store_true", help="only FAILED trajectories")
+    parser.add_argument("--eval", metavar="NAME", help="only this evaluation: before, after, …")
+    limit_help = "show at most N (default: 8)"
+    parser.add_argument("--limit", type=integer(1), default=8, metavar="N", help=limit_help)
+    letter_help = "print this dead letter in full, or `all`, instead of trajectories"
+    parser.add_argument("--dead-letter", metavar="ID", help=letter_help)
 
 
 def _chosen_files(arguments: argparse.Namespace) -> list[Path]:
@@ -86,7 +149,15 @@ def _chat_template(folder: Path) -> str:
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """Print the chosen trajectories."""
+    """Print stored trajectories of a run, or its dead letters.
+
+    The model's text and the tools' text have different colours; calls, rewards and policy versions
+    are beside them.
+    """
+    if arguments.dead_letter is not None:
+        for letter in read_letters(arguments.run_folder, arguments.dead_letter):
+            print("\n".join(letter_lines(letter)))
+        return 0
     console = Console(highlight=False, markup=False, emoji=False)
     control = _control_tokens(arguments.run_folder)
     shown = left = 0

@@ -1,45 +1,68 @@
 """`agent-r1 status RUN`: what a run and each of its services do now.
 
-Reads the run folder, and of a run that is running what its services announce in Redis and what
-waits in the streams between them.
+Reads the run folder, and of a run that is running what its services announce in Redis, what waits
+in the streams between them, and what no service could process.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from agent_r1.cli.live_run import ask, redis_of, run_config
-from agent_r1.cli.services.tools import print_table
+from rich.console import Console
+from rich.table import Table
+
+from agent_r1.cli.live_run import (
+    add_redis,
+    ask,
+    given_redis,
+    redis_and_name,
+    redis_of,
+    run_config,
+)
+from agent_r1.cli.results.dead_letters import summary_lines
 from agent_r1.config.run import Config
 from agent_r1.launch.local_view import in_line, read_json_lines, step_values, total_steps
 from agent_r1.learner.checkpoints.ownership import writer_of
 from agent_r1.learner.outcome import last_summary
+from agent_r1.reward.components import ASKING
 from agent_r1.runtime.durations import format_duration
 from agent_r1.runtime.files.conditions import read_conditions
+from agent_r1.runtime.files.dead_letters import load_letters
 from agent_r1.runtime.files.run_folder import CONDITIONS_FILE, METRICS_FILE, running_launcher
-from agent_r1_proto.registry import Registry, RolloutServer, ToolRegistry
+from agent_r1_proto.registry import Registry, ToolRegistry
+from agent_r1_proto.scoring_models import ScoringModels
 from agent_r1_proto.streams import Broker
-from agent_r1_proto.tool_pool import ToolInstance
+from agent_r1_proto.tool_pool import PinReport, ToolState
+
+UNCUT_WIDTH = 400
+Row = tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _Live:
-    """What Redis knows of a run."""
-
-    streams: list[tuple[str, int, int]]
-    """Name, entries that nobody has taken, entries that are being worked on."""
-    servers: list[RolloutServer]
-    tools: list[ToolInstance]
-    dead_letters: int
+def status_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `status`."""
+    parser.add_argument("run_folder", type=Path, nargs="?", metavar="RUN", help="run folder")
+    add_redis(parser)
+    pool_help = "tool pool, if it is not the run's own (run.tool_pool)"
+    parser.add_argument("--pool", metavar="NAME", help=pool_help)
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """Print what a run does, or how it ended."""
-    folder: Path = arguments.run_folder
+    """Print what a run and its services are doing, or how it ended.
+
+    That is its last step, what waits in its streams, every rollout server, every tool instance with
+    the share of its version, the models that reward components ask, and the newest messages that
+    could not be processed. Name the run by its folder, or by --redis and --id.
+    """
+    folder: Path | None = arguments.run_folder
+    if folder is None:
+        url, run_id = redis_and_name(arguments, "id", lambda run: run.id)
+        pool = arguments.pool or run_id
+        ask(url, run_id, lambda broker: _show(broker, pool))
+        return 0
     config = run_config(folder)
     at_work = running_launcher(folder) is not None or writer_of(folder) is not None
     ended = None if at_work else _ended(folder)
@@ -47,12 +70,15 @@ def status(arguments: argparse.Namespace) -> int:
     for line in _last_step(folder, config):
         print(line)
     if ended:
+        for line in summary_lines(load_letters(folder)):
+            print(line)
         return 0
     for line in _hindrances(folder):
         print(line)
-    url = redis_of(folder, config)
+    url = redis_of(folder, config) if arguments.redis is None else given_redis(arguments.redis)
     if url is not None:
-        _show(ask(url, config.run.id, lambda broker: _look(broker, config), "redis.url"))
+        pool = arguments.pool or config.run.tool_pool or config.run.id
+        ask(url, arguments.id or config.run.id, lambda broker: _show(broker, pool), "redis.url")
     return 0
 
 
@@ -94,35 +120,101 @@ def _last_step(folder: Path, config: Config) -> Iterator[str]:
     yield f"{shown}  ({format_duration(age)} ago)"
 
 
-async def _look(broker: Broker, config: Config) -> _Live:
-    streams: list[tuple[str, int, int]] = []
+async def _show(broker: Broker, pool: str) -> None:
+    """Print what Redis knows of a run and of its tool pool."""
+    streams: list[Row] = []
     for name, (stream, group) in broker.keys.stages().items():
         taken = await broker.pending(stream, group)
-        streams.append((name, max(0, await broker.depth(stream) - taken), taken))
-    pool = ToolRegistry(broker, config.run.tool_pool or config.run.id)
-    states = await pool.read(list(config.tools))
-    return _Live(
-        streams=streams,
-        servers=await Registry(broker).rollout_servers(),
-        tools=[one for state in states.values() for one in state.instances],
-        dead_letters=await broker.dead_letter_count(),
-    )
+        waiting = max(0, await broker.depth(stream) - taken)
+        streams.append((name, str(waiting), str(taken)))
+    print_table(("stream", "waiting", "in work"), streams)
+    await _show_servers(Registry(broker))
+    await _show_tools(ToolRegistry(broker, pool))
+    await _show_models(ScoringModels(broker))
+    for line in summary_lines(await broker.dead_letters()):
+        print(line)
 
 
-def _show(live: _Live) -> None:
-    rows = [(name, str(waiting), str(taken)) for name, waiting, taken in live.streams]
-    print_table(("stream", "waiting", "in work"), rows)
-    now = time.time()
-    services = [
-        ("rollout", one.server_id, f"policy version {one.policy_version}", one.url, one.started_at)
-        for one in live.servers
+async def _show_servers(registry: Registry) -> None:
+    servers = await registry.rollout_servers()
+    rows = [
+        (one.server_id, str(one.policy_version), one.host, one.url, _since(one.started_at))
+        for one in servers
     ]
-    for one in live.tools:
-        does = f"version {one.version}" + (", draining" if one.draining else "")
-        services.append((one.tool, one.instance, does, one.url, one.started_at))
-    rows = [(*row[:4], format_duration(now - row[4])) for row in services]
-    print_table(("service", "instance", "state", "url", "up"), rows)
-    if not live.servers:
+    print_table(("rollout server", "policy version", "host", "url", "up"), rows)
+    if not servers:
         print("no rollout server is announced: samples wait until one is")
-    if live.dead_letters:
-        print(f"{live.dead_letters} dead letters; see `agent-r1 dead-letters list`")
+
+
+async def _show_tools(registry: ToolRegistry) -> None:
+    """Print every instance with the share that its version is to get, and really gets."""
+    states, reports = await registry.read(), await registry.reports()
+    rows: list[Row] = []
+    for tool, state in sorted(states.items()):
+        shares = state.shares()
+        for one in state.instances:
+            share, used = f"{shares.get(one.version, 0.0):.0%}", _used(tool, one.version, reports)
+            does, up = "draining" if one.draining else "takes calls", _since(one.started_at)
+            rows.append((tool, one.version, share, used, one.instance, does, one.url, up))
+    print_table(("tool", "version", "share", "used", "instance", "state", "url", "up"), rows)
+    for line in (*_refusals(reports), *_waiting(states)):
+        print(line)
+
+
+async def _show_models(models: ScoringModels) -> None:
+    """Print every version of the models that reward components ask."""
+    rows: list[Row] = []
+    for component in ASKING:
+        used = await models.last_used(component)
+        for place, one in enumerate(found := await models.read(component), 1):
+            scores = "what comes" if place == len(found) else "groups it has begun"
+            at = used.get(one.version)
+            ago = "never" if at is None else f"{_since(at)} ago"
+            rows.append((component, one.version, scores, ago, one.url))
+    print_table(("component", "model", "scores", "used", "url"), rows)
+
+
+def _since(at: float) -> str:
+    return format_duration(time.time() - at)
+
+
+def print_table(columns: Row, rows: Sequence[Row]) -> None:
+    """Print a table that has rows; in a log or a pipe nothing is cut, so that it can be copied."""
+    if not rows:
+        return
+    table = Table()
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else UNCUT_WIDTH).print(table)
+
+
+def _used(tool: str, version: str, reports: Mapping[str, PinReport]) -> str:
+    """Return the share that rollout servers really give to a version."""
+    uses = [use for report in reports.values() for use in report.tools if use.tool == tool]
+    found = sorted({f"{use.shares.get(version, 0.0):.0%}" for use in uses})
+    if any(version in use.refused for use in uses):
+        return "refused" if found == ["0%"] else f"refused, {', '.join(found)}"
+    return ", ".join(found) or "-"
+
+
+def _refusals(reports: Mapping[str, PinReport]) -> Iterator[str]:
+    servers: dict[tuple[str, str, str], list[str]] = {}
+    for server, report in sorted(reports.items()):
+        for use in report.tools:
+            for version, reason in sorted(use.refused.items()):
+                servers.setdefault((use.tool, version, reason), []).append(server)
+    for (tool, version, reason), names in servers.items():
+        yield f"{tool} {version} is refused by {', '.join(names)}: {reason}"
+
+
+def _waiting(states: Mapping[str, ToolState]) -> Iterator[str]:
+    for tool, state in sorted(states.items()):
+        live = state.live_versions()
+        for version in sorted(set(state.weights) - set(live)):
+            if state.weights[version] > 0:
+                yield (
+                    f"{tool} {version} has the weight {state.weights[version]:g}, but no instance "
+                    "of it takes calls"
+                )

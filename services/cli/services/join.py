@@ -204,7 +204,7 @@ def _served(config: Mapping[str, Any], service: str) -> str:
 def _needed(config: Mapping[str, Any], service: str) -> list[BundlePart]:
     """Return the parts of the bundle that a service needs."""
     plugins = enumerate(config["run"]["plugins"])
-    parts = [BundlePart(plugin_part(i), ("run", "plugins"), i, entry) for i, entry in plugins]
+    parts = [BundlePart(plugin_part(i), ("run", "plugins", i), entry) for i, entry in plugins]
     if service == "rollout":
         parts.append(BundlePart(model_part(), ("model", "path")))
         if (config["model"].get("lora") or {}).get("path") is not None:

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 from pydantic import ValidationError
 
-from agent_r1.config.sources import ConfigError, Key, dotted
+from agent_r1.config.sources import ConfigError, dotted
 from agent_r1.runtime.files.writing import hash_file
 from agent_r1.runtime.fingerprint import package_hash
 from agent_r1.runtime.http.token import TOKEN_SOURCES
@@ -30,33 +30,34 @@ ROOM_REMEDY = "set the variable TMPDIR to a folder with room"
 
 @dataclass(frozen=True)
 class BundlePart:
-    """A part of a bundle, and the key of the configuration that names it."""
+    """A part of a bundle, and where the configuration names it."""
 
     name: str
-    key: Key
-    index: int | None = None
-    """In a list of values."""
+    place: tuple[str | int, ...]
+    """Key, and index in a list of values."""
     package: str = ""
     """An entry of `run.plugins`, which may be an installed package."""
 
-    def value_in(self, config: Mapping[str, Any]) -> Any:
-        """Return what a configuration says; None where it says nothing."""
-        value: Any = config
-        for name in self.key:
-            value = value.get(name) if isinstance(value, Mapping) else None
-        if self.index is None or value is None:
-            return value
-        return value[self.index] if self.index < len(value) else None
+    @property
+    def key(self) -> str:
+        """The key, as messages name it."""
+        return dotted(tuple(step for step in self.place if isinstance(step, str)))
 
-    def put(self, config: dict[str, Any], path: Path) -> None:
+    def value_in(self, config: Any) -> Any:
+        """Return what a configuration says; None where it says nothing."""
+        for step in self.place:
+            try:
+                config = config[step]
+            except (KeyError, IndexError, TypeError):
+                return None
+        return config
+
+    def put(self, config: Any, path: Path) -> None:
         """Write into a configuration where the part is."""
-        level: Any = config
-        for name in self.key[:-1]:
-            level = level[name]
-        if self.index is None:
-            level[self.key[-1]] = str(path)
-        else:
-            level[self.key[-1]][self.index] = str(path)
+        *above, last = self.place
+        for step in above:
+            config = config[step]
+        config[last] = str(path)
 
 
 async def read_bundle(
@@ -117,7 +118,7 @@ class BundlePuller:
             _compare_package(part.package, bundle.packages[part.package])
         elif part.name in bundle.missing:
             raise ConfigError(
-                f"the learner's host cannot give {dotted(part.key)}: {bundle.missing[part.name]}; "
+                f"the learner's host cannot give {part.key}: {bundle.missing[part.name]}; "
                 "correct that there, or start the service with a configuration file"
             )
         else:
@@ -125,7 +126,7 @@ class BundlePuller:
             base.mkdir(parents=True)
             places = asyncio.Semaphore(PARALLEL_FILES)
             await asyncio.gather(*(self._pull(one, base, places) for one in files))
-            part.put(config, base if part.key[0] != "tools" else base / files[0].path)
+            part.put(config, base if part.place[0] != "tools" else base / files[0].path)
 
     async def _pull(self, one: BundleFile, base: Path, places: asyncio.Semaphore) -> None:
         path = PurePosixPath(one.path)
@@ -147,7 +148,7 @@ def _compare(part: BundlePart, value: str, files: Sequence[BundleFile]) -> None:
         path = here / one.path if here.is_dir() else here
         if not path.is_file() or hash_file(path) != one.sha256:
             raise ConfigError(
-                f"{dotted(part.key)} ({here}) of this host differs from the run's in {one.path}; "
+                f"{part.key} ({here}) of this host differs from the run's in {one.path}; "
                 "remove the setting, and the learner sends its own"
             )
 

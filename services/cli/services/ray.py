@@ -10,7 +10,8 @@ import importlib
 import sys
 from typing import Any
 
-from agent_r1.cli.training.run import configure_logging
+from agent_r1.cli.declare import add_config
+from agent_r1.cli.services.serve import configure_logging
 from agent_r1.config.run import Config, ConfigError, load_config
 
 EXTRA = "agent-r1[ray]"
@@ -36,25 +37,41 @@ def _load(arguments: argparse.Namespace) -> Config:
     return config
 
 
+def up_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `ray up`."""
+    add_config(parser)
+    detach_help = "return when everything is submitted"
+    parser.add_argument("--detach", action="store_true", help=detach_help)
+
+
+down_arguments = train_arguments = apps_arguments = add_config
+
+
 def up(arguments: argparse.Namespace) -> int:
-    """Train a run on a cluster."""
+    """Submit the learner's job, deploy the services, and print the job's log until it ends.
+
+    Without RAY_ADDRESS, a cluster is started on this machine for as long as the command runs.
+    Ctrl-C stops the run cleanly. The same command continues a run that was stopped, and follows
+    one that runs; services whose configuration has changed are replaced. Needs the extra
+    agent-r1[ray].
+    """
     module = _ray_module("up")
     return module.up(_load(arguments), arguments.config, arguments.options, detach=arguments.detach)
 
 
 def down(arguments: argparse.Namespace) -> int:
-    """Stop a run on a cluster."""
+    """Stop a run on a cluster cleanly."""
     return _ray_module("up").down(_load(arguments))
 
 
 def train(arguments: argparse.Namespace) -> int:
-    """Run the learner, as a job of a cluster."""
+    """Run the learner's job, for `ray job submit -- agent-r1 ray train CONFIG`."""
     module = _ray_module("learner")
     return module.train(_load(arguments), str(arguments.config), arguments.options)
 
 
 def apps(arguments: argparse.Namespace) -> int:
-    """Print the Serve configuration of a run."""
+    """Print the Serve configuration, for `serve deploy`."""
     import yaml
 
     from agent_r1_deploy.ray.applications import serve_config

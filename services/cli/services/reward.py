@@ -1,4 +1,4 @@
-"""`agent-r1 reward list|swap`: the models that reward components ask, and swapping one.
+"""`agent-r1 reward swap`: another model for a reward component that asks one.
 
 Reads and writes the run's Redis: of a run that is running (its folder), or named by --redis and
 --id.
@@ -8,49 +8,36 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
 
 import httpx
 
-from agent_r1.cli.live_run import ANSWER_TIMEOUT_S, ask_run
-from agent_r1.cli.services.tools import print_table
+from agent_r1.cli.live_run import ANSWER_TIMEOUT_S, add_run, ask_run
 from agent_r1.config.sources import ENV_PREFIX, ConfigError
 from agent_r1.reward.components import ASKING
 from agent_r1_proto.scoring_models import ScoringModel, ScoringModels
 
 
-def list_models(arguments: argparse.Namespace) -> int:
-    """Print every version that the run knows."""
-    rows: list[tuple[str, ...]] = []
-
-    async def read(models: ScoringModels) -> None:
-        for component in ASKING:
-            used = await models.last_used(component)
-            for place, one in enumerate(found := await models.read(component), 1):
-                scores = "what comes" if place == len(found) else "groups it has begun"
-                rows.append((component, one.version, scores, _ago(used.get(one.version)), one.url))
-
-    ask_run(arguments, lambda broker: read(ScoringModels(broker)))
-    if not rows:
-        print("no reward service of this run asks a model")
-        return 0
-    print_table(("component", "version", "scores", "used", "url"), rows)
-    return 0
+def swap_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `reward swap`."""
+    add_run(parser)
+    parser.add_argument("component", metavar="COMPONENT", help=", ".join(ASKING))
+    parser.add_argument("--model", required=True, metavar="NAME", help="what its server calls it")
+    parser.add_argument("--url", metavar="URL", help="URL of its server, as in reward.*.url")
 
 
-def _ago(at: float | None) -> str:
-    return "never" if at is None else f"{max(time.time() - at, 0.0):.0f} s ago"
+def swap(arguments: argparse.Namespace) -> int:
+    """Let another model score new groups.
 
-
-def swap_model(arguments: argparse.Namespace) -> int:
-    """Make a model the one that scores what comes, if its server has it."""
+    Groups that the old one has begun to score keep it: stop its server once `agent-r1 status`
+    shows that it is no longer used. A version that was used before needs no --url.
+    """
     component, version = arguments.component, arguments.model
     if component not in ASKING:
         raise ConfigError(
             f"component ({component!r}) asks no model; those that do are {', '.join(ASKING)}"
         )
 
-    async def swap(models: ScoringModels) -> str:
+    async def change(models: ScoringModels) -> str:
         known = {one.version: one.url for one in await models.read(component)}
         if not known:
             raise ConfigError(
@@ -67,7 +54,7 @@ def swap_model(arguments: argparse.Namespace) -> int:
         await models.swap(component, ScoringModel(version=version, url=url))
         return url
 
-    url = ask_run(arguments, lambda broker: swap(ScoringModels(broker)))
+    url = ask_run(arguments, lambda broker: change(ScoringModels(broker)))
     print(f"{component} asks {version} at {url} from now on; groups keep the version they have")
     return 0
 

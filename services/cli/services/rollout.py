@@ -1,4 +1,4 @@
-"""`agent-r1 rollout list|drain`: the rollout servers of a run, and taking one out of service.
+"""`agent-r1 rollout drain`: takes a rollout server of a run out of service.
 
 Reads and writes the run's registry in Redis: of a run that is running (its folder), or named by
 --redis and --id.
@@ -10,33 +10,36 @@ import argparse
 import asyncio
 import time
 
-from agent_r1.cli.live_run import ask_run
-from agent_r1.cli.services.tools import print_table
+from agent_r1.cli.declare import number
+from agent_r1.cli.live_run import add_run, ask_run
 from agent_r1.config.sources import ConfigError
 from agent_r1_proto.registry import DRAIN_EXPIRY_S, Registry, RolloutServer
 
 LOOK_S = 0.2
 
 
-def list_servers(arguments: argparse.Namespace) -> int:
-    """Print every rollout server that takes samples."""
-    servers = ask_run(arguments, lambda broker: Registry(broker).rollout_servers())
-    if not servers:
-        print("no rollout server is announced in this run")
-        return 0
-    rows: list[tuple[str, ...]] = []
-    for one in servers:
-        up = f"{time.time() - one.started_at:.0f} s"
-        rows.append((one.server_id, str(one.policy_version), one.host, one.url, up))
-    print_table(("server", "policy version", "host", "url", "up"), rows)
-    return 0
+def drain_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `rollout drain`."""
+    add_run(parser)
+    parser.add_argument("server", metavar="NAME", help="the server, as `agent-r1 status` names it")
+    parser.add_argument(
+        "--timeout-s",
+        type=number(0),
+        default=120.0,
+        metavar="S",
+        help="time to finish the samples in flight, in seconds (default: 120)",
+    )
 
 
-def drain_server(arguments: argparse.Namespace) -> int:
-    """Tell a server to leave, and wait until it takes no more samples."""
+def drain(arguments: argparse.Namespace) -> int:
+    """Take a rollout server out of service.
+
+    It takes no more samples, finishes those it has, gives back to the other servers what takes
+    longer than --timeout-s, and ends. Nothing is lost. To add one, start `agent-r1 serve rollout`.
+    """
     name, timeout_s = arguments.server, arguments.timeout_s
 
-    async def drain(registry: Registry) -> list[RolloutServer]:
+    async def leave(registry: Registry) -> list[RolloutServer]:
         servers = await registry.rollout_servers()
         if name not in {one.server_id for one in servers}:
             there = ", ".join(one.server_id for one in servers) or "none"
@@ -53,7 +56,7 @@ def drain_server(arguments: argparse.Namespace) -> int:
             servers = await registry.rollout_servers()
         return servers
 
-    others = ask_run(arguments, lambda broker: drain(Registry(broker)))
+    others = ask_run(arguments, lambda broker: leave(Registry(broker)))
     print(
         f"{name} takes no more samples; it finishes those it has within {timeout_s:g} s, gives "
         "back the rest and ends by itself"

@@ -11,14 +11,69 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+
+from agent_r1.cli.declare import integer, number
 
 SAY_EVERY_S = 5.0
 STOPPED = "stopped; run the same command again to continue"
 
 
+def index_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `search index`."""
+    add = parser.add_argument
+    add(
+        "--backend",
+        choices=("elasticsearch", "embedded"),
+        required=True,
+        help="elasticsearch: an index on a server; embedded: a folder on this machine",
+    )
+    corpus_help = "JSON lines of {id, title, text}"
+    add("--corpus", type=Path, required=True, metavar="FILE", help=corpus_help)
+    add("--index", required=True, metavar="NAME", help="name of the index; embedded: its folder")
+    add("--url", metavar="URL", help="the server (default: http://localhost:9200)")
+    add("--ca-certs", type=Path, metavar="FILE", help="PEM file to verify the server with")
+    add("--no-verify-certs", action="store_true", help="accept any certificate")
+    add(
+        "--bulk-mb",
+        type=integer(1, 1024),
+        default=8,
+        metavar="N",
+        help="size of a request in MiB (default: 8)",
+    )
+    add(
+        "--shards",
+        type=integer(1, 1024),
+        default=1,
+        metavar="N",
+        help="parts of the index (default: 1)",
+    )
+    replicas_help = "copies of the index (default: 1 if the cluster has a second node)"
+    add("--replicas", type=integer(0, 1024), metavar="N", help=replicas_help)
+    add(
+        "--delete-old",
+        action="store_true",
+        help="delete every other version; by default the previous one is kept",
+    )
+    add(
+        "--request-timeout-s",
+        type=number(1),
+        default=120.0,
+        metavar="S",
+        help="longest one request may take, in seconds (default: 120)",
+    )
+
+
 def index(arguments: argparse.Namespace) -> int:
-    """Make the index of a corpus, or say that it is there."""
+    """Build the index of a corpus.
+
+    Running the command again does nothing; after an interruption it continues. A corpus that has
+    changed becomes a new version, which replaces the old one when it is complete. Credentials for
+    Elasticsearch come from the environment: set AGENT_R1_ELASTICSEARCH_API_KEY, or
+    AGENT_R1_ELASTICSEARCH_USER and AGENT_R1_ELASTICSEARCH_PASSWORD; with _FILE at its end, a
+    variable names a file instead.
+    """
     if arguments.backend == "embedded":
         return _index_embedded(arguments)
     return _index_elasticsearch(arguments)
@@ -79,7 +134,12 @@ def _index_elasticsearch(arguments: argparse.Namespace) -> int:
     started = time.monotonic()
     try:
         result: BuildResult = build_index(
-            server, arguments.corpus, name, options, progress_lines(_say)
+            # Printed at once, into a log file too.
+            server,
+            arguments.corpus,
+            name,
+            options,
+            progress_lines(partial(print, flush=True)),
         )
     except KeyboardInterrupt:
         print(STOPPED)
@@ -99,10 +159,6 @@ def _index_elasticsearch(arguments: argparse.Namespace) -> int:
         f"loaded in {time.monotonic() - started:.1f} s"
     )
     return 0
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)  # at once, into a log file too
 
 
 def progress_lines(

@@ -1,4 +1,4 @@
-"""`agent-r1 tools list|drain|undrain|weight|rollback`: a pool's tool instances, and who gets calls.
+"""`agent-r1 tools`: who of a pool's tool instances gets calls, and one tool for an MCP agent.
 
 Reads and writes the tool registry in Redis: of a run that is running (its folder), or of a pool
 named by --redis and --pool. Rollout servers follow within a second.
@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import httpx
 from pydantic import ValidationError
-from rich.console import Console
-from rich.table import Table
 
+from agent_r1.cli.declare import add_config, number
 from agent_r1.cli.live_run import ask, redis_and_name
-from agent_r1.config.sources import ConfigError
+from agent_r1.cli.services.serve import configure_logging
+from agent_r1.config import checks as config_checks
+from agent_r1.config.run import ConfigError, load_config
 from agent_r1_proto.registry import NOTICE_S, ToolRegistry
-from agent_r1_proto.tool_pool import PinReport, ToolInstance, ToolState, check_weights
+from agent_r1_proto.tool_pool import ToolInstance, ToolState, check_weights
 from agent_r1_proto.tools import ToolHealth
 
 T = TypeVar("T")
@@ -30,7 +31,6 @@ DRAIN_LOOK_S = 0.2
 UNDRAIN_TIMEOUT_S = 10.0
 """An instance that lives renews its announcement, and says that it takes calls, within this."""
 HEALTH_TIMEOUT_S = 5.0
-UNCUT_WIDTH = 400
 
 
 def _ask(arguments: argparse.Namespace, question: Callable[[ToolRegistry], Awaitable[T]]) -> T:
@@ -48,74 +48,60 @@ async def _state(registry: ToolRegistry, tool: str) -> ToolState:
     return states[tool]
 
 
-def list_tools(arguments: argparse.Namespace) -> int:
-    """Print every instance, the share its version is to get, and what rollout servers do."""
-
-    async def look(registry: ToolRegistry) -> tuple[dict[str, ToolState], dict[str, PinReport]]:
-        return await registry.read(), await registry.reports()
-
-    states, reports = _ask(arguments, look)
-    if not states:
-        print("no tool instance is announced in this pool")
-        return 0
-    rows: list[tuple[str, ...]] = []
-    for tool, state in sorted(states.items()):
-        shares = state.shares()
-        for one in state.instances:
-            share, used = f"{shares.get(one.version, 0.0):.0%}", _used(tool, one.version, reports)
-            state_now = "draining" if one.draining else "takes calls"
-            up = f"{time.time() - one.started_at:.0f} s"
-            rows.append((tool, one.version, share, used, one.instance, state_now, one.url, up))
-    print_table(("tool", "version", "share", "used", "instance", "state", "url", "up"), rows)
-    for line in (*_refusals(reports), *_waiting(states)):
-        print(line)
-    return 0
+def drain_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `tools drain`."""
+    undrain_arguments(parser)
+    parser.add_argument(
+        "--timeout-s",
+        type=number(0),
+        default=120.0,
+        metavar="S",
+        help="longest wait for trajectories that still need it, in seconds (default: 120)",
+    )
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table; in a log or a pipe nothing is cut: names and addresses are to be copied."""
-    table = Table()
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    Console(width=None if sys.stdout.isatty() else UNCUT_WIDTH).print(table)
+def undrain_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `tools undrain`."""
+    _add_tool(parser)
+    instance_help = "this instance, as `agent-r1 status` names it"
+    parser.add_argument("--instance", metavar="NAME", help=instance_help)
+    parser.add_argument("--version", metavar="VERSION", help="every instance of this version")
 
 
-def _used(tool: str, version: str, reports: Mapping[str, PinReport]) -> str:
-    """Return the share that rollout servers really give to a version."""
-    uses = [use for report in reports.values() for use in report.tools if use.tool == tool]
-    found = sorted({f"{use.shares.get(version, 0.0):.0%}" for use in uses})
-    if any(version in use.refused for use in uses):
-        return "refused" if found == ["0%"] else f"refused, {', '.join(found)}"
-    return ", ".join(found) or "-"
+def weight_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `tools weight`."""
+    _add_tool(parser)
+    parser.add_argument(
+        "weights",
+        nargs="*",
+        metavar="VERSION=WEIGHT",
+        help="such as 1.0=9 2.0=1; a version without an instance gets its share once it has one",
+    )
+    newest_help = "give everything to the newest version again"
+    parser.add_argument("--newest", action="store_true", help=newest_help)
 
 
-def _refusals(reports: Mapping[str, PinReport]) -> Iterator[str]:
-    servers: dict[tuple[str, str, str], list[str]] = {}
-    for server, report in sorted(reports.items()):
-        for use in report.tools:
-            for version, reason in sorted(use.refused.items()):
-                servers.setdefault((use.tool, version, reason), []).append(server)
-    for (tool, version, reason), names in servers.items():
-        yield f"{tool} {version} is refused by {', '.join(names)}: {reason}"
+def rollback_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `tools rollback`."""
+    _add_tool(parser)
+    parser.add_argument("--version", metavar="VERSION", help="give it to this version instead")
 
 
-def _waiting(states: Mapping[str, ToolState]) -> Iterator[str]:
-    for tool, state in sorted(states.items()):
-        live = state.live_versions()
-        for version in sorted(set(state.weights) - set(live)):
-            if state.weights[version] > 0:
-                yield (
-                    f"{tool} {version} has the weight {state.weights[version]:g}, but no instance "
-                    "of it takes calls"
-                )
+def _add_tool(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--run", dest="run_folder", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("--redis", metavar="URL", help="Redis of the pool, without --run")
+    parser.add_argument("--pool", metavar="NAME", help="tool pool (run.tool_pool)")
+    parser.add_argument("tool", metavar="TOOL", help="name of the tool")
 
 
-def drain_tools(arguments: argparse.Namespace) -> int:
-    """Take instances out: no new trajectories; wait until the running ones are done with them."""
+def drain(arguments: argparse.Namespace) -> int:
+    """Take an instance, or a version, out of service.
 
-    async def drain(registry: ToolRegistry) -> list[ToolInstance]:
+    It gets no new trajectories, as rollout servers learn within a second; the command waits until
+    the running ones are done with it.
+    """
+
+    async def wait(registry: ToolRegistry) -> list[ToolInstance]:
         state = await _state(registry, arguments.tool)
         chosen = _chosen(state, arguments.tool, arguments.instance, arguments.version)
         await registry.drain([one.instance for one in chosen])
@@ -128,7 +114,7 @@ def drain_tools(arguments: argparse.Namespace) -> int:
             await asyncio.sleep(DRAIN_LOOK_S if busy else 0)
         return busy
 
-    busy = _ask(arguments, drain)
+    busy = _ask(arguments, wait)
     if busy:
         print(
             f"still needed after {arguments.timeout_s:g} s: "
@@ -140,10 +126,10 @@ def drain_tools(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def undrain_tools(arguments: argparse.Namespace) -> int:
-    """Put drained instances back: they take new trajectories again."""
+def undrain(arguments: argparse.Namespace) -> int:
+    """Put drained instances back into service."""
 
-    async def undrain(registry: ToolRegistry) -> ToolState:
+    async def put_back(registry: ToolRegistry) -> ToolState:
         state = await _state(registry, arguments.tool)
         chosen = [
             one
@@ -153,7 +139,7 @@ def undrain_tools(arguments: argparse.Namespace) -> int:
         await _put_back(registry, chosen)
         return await _state(registry, arguments.tool)
 
-    _print_shares(arguments.tool, _ask(arguments, undrain))
+    _print_shares(arguments.tool, _ask(arguments, put_back))
     return 0
 
 
@@ -217,8 +203,8 @@ async def _open_sessions(one: ToolInstance) -> int:
         return 0
 
 
-def weight_tools(arguments: argparse.Namespace) -> int:
-    """Set the shares of new trajectories, or give everything to the newest version."""
+def weight(arguments: argparse.Namespace) -> int:
+    """Divide new trajectories among versions, or give all of them to the newest one."""
     weights = {} if arguments.newest else _parse_weights(arguments.weights)
     if not weights and not arguments.newest:
         raise ConfigError("give VERSION=WEIGHT, once or more, or --newest")
@@ -240,25 +226,26 @@ def weight_tools(arguments: argparse.Namespace) -> int:
 
 
 def _parse_weights(texts: Sequence[str]) -> dict[str, float]:
+    """Return the weight of each version.
+
+    Raises:
+        ValueError: a text is no VERSION=WEIGHT, or the weights mean nothing together.
+    """
     weights: dict[str, float] = {}
     for text in texts:
-        version, equals, number = text.rpartition("=")
-        if not equals:
-            raise ConfigError(f"{text!r} is not VERSION=WEIGHT, such as 1.2=0.1")
-        if version in weights:
-            raise ConfigError(f"version {version!r} is given twice; give it one weight")
         try:
-            weights[version] = float(number)
+            version, number = text.rsplit("=", 1)
+            weight = float(number)
         except ValueError as exc:
             raise ConfigError(f"{text!r} is not VERSION=WEIGHT, such as 1.2=0.1") from exc
-    try:
-        check_weights(weights)
-    except ValueError as exc:
-        raise ConfigError(str(exc)) from exc
+        if version in weights:
+            raise ConfigError(f"version {version!r} is given twice; give it one weight")
+        weights[version] = weight
+    check_weights(weights)
     return weights
 
 
-def rollback_tool(arguments: argparse.Namespace) -> int:
+def rollback(arguments: argparse.Namespace) -> int:
     """Give all new trajectories to the version before the one that gets most now."""
 
     async def write(registry: ToolRegistry) -> tuple[str, ToolState]:
@@ -303,3 +290,38 @@ def _version_before(state: ToolState, tool: str, wanted: str | None) -> str:
 def _print_shares(tool: str, state: ToolState) -> None:
     shares = ", ".join(f"{version} {share:.0%}" for version, share in state.shares().items())
     print(f"new trajectories of {tool}: {shares or 'no version takes calls'}")
+
+
+def mcp_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `tools mcp`."""
+    add_config(parser)
+    parser.add_argument("tool", metavar="TOOL", help="name of its table, [tools.TOOL]")
+
+
+def mcp(arguments: argparse.Namespace) -> int:
+    """Serve one tool of a configuration to an MCP agent over standard input and output.
+
+    The agent starts this command itself; logs go to standard error. A tool service that already
+    runs offers the same at its URL + /mcp.
+    """
+    config = load_config(arguments.config, arguments.options).config
+    name: str = arguments.tool
+    if name not in config.tools:
+        raise ConfigError(f"there is no [tools.{name}]; the tools are {sorted(config.tools)}")
+    table = config.tools[name]
+    if table.url is not None:
+        raise ConfigError(
+            f"tools.{name}.url ({table.url}) names a service that already runs; give the agent "
+            f"{table.url.rstrip('/')}/mcp (streamable HTTP), or remove url to serve it here"
+        )
+    configure_logging(config.run, arguments.tool)
+    config_checks.use_plugins(config)
+    from agent_r1.tools.loading import load_tool
+    from agent_r1.tools.main import make_service
+    from agent_r1.tools.mcp.server import serve_stdio
+
+    async def serve() -> None:
+        await serve_stdio(make_service(load_tool(name, table), table, f"{name}-stdio"))
+
+    asyncio.run(serve())
+    return 0

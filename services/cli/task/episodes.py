@@ -1,7 +1,7 @@
 """Interactions run in this process: the real tools, ToolEnv and reward, with any writer of turns.
 
-`agent-r1 validate` plays scripted turns, `agent-r1 try --policy openai:URL` asks a server. Tools
-run as services (launch/local_client.py starts them); no engine is loaded.
+`agent-r1 try --policy none` plays scripted turns, `--policy openai:URL` asks a server. Tools run
+as services (launch/local_client.py starts them); no engine is loaded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from agent_r1.cli.training.run import rollout_settings
+from agent_r1.cli.services.serve import rollout_settings
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError
 from agent_r1.reward.scorer import Scorer

@@ -27,8 +27,24 @@ def examples_folder() -> Path:
     return installed if installed.is_dir() else package.parent / "examples"
 
 
+def init_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `init`."""
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="a folder that is new or empty")
+    parser.add_argument(
+        "--example",
+        choices=(STARTER, TINY_WORLD),
+        default=STARTER,
+        help="starter (the default): 20 tasks and your own code to change. tiny_world: the search "
+        "agent of the documentation, with its generator",
+    )
+
+
 def init(arguments: argparse.Namespace) -> int:
-    """Write the folder, and say what to do in it."""
+    """Write a task that trains on this machine as it is.
+
+    FOLDER gets data, a tool, an environment, a reward, a configuration, a test and a README that
+    says what to change. Nothing is overwritten.
+    """
     folder: Path = arguments.folder
     _check_free(folder)
     if arguments.example == TINY_WORLD:
@@ -37,7 +53,7 @@ def init(arguments: argparse.Namespace) -> int:
     else:
         _copy_starter(folder)
         steps = (
-            "agent-r1 validate run.toml",
+            "agent-r1 try run.toml --policy none",
             "agent-r1 try run.toml -n 2",
             "agent-r1 train run.toml --run-dir runs/first",
         )

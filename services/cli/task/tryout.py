@@ -1,7 +1,8 @@
 """`agent-r1 try CONFIG`: watch a policy at the first tasks of a run, before anything is trained.
 
 Starts the services without a learner and prints every turn, call and reward component; with
-`openai:URL` only the tools are started. In the end it says what would keep training from learning.
+`openai:URL` only the tools are started, and without a policy validate.py plays scripted turns. In
+the end it says what would keep training from learning.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
+from agent_r1.cli.declare import add_config, integer
 from agent_r1.cli.policy import describe_policy, with_policy
 from agent_r1.config import checks as config_checks
 from agent_r1.config.run import Config, load_config
@@ -27,6 +29,7 @@ from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import SamplingParameters, Task
 
 OPENAI = "openai:"
+NO_POLICY = "none"
 
 Group = list[EvalResult]
 """The attempts at one task."""
@@ -34,13 +37,45 @@ Ask = Callable[[int, Task], Awaitable[Group]]
 """Makes the attempts at the task of this number."""
 
 
+def try_out_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `try`."""
+    add_config(parser)
+    tasks_help = "tasks (default: 4)"
+    parser.add_argument(
+        "-n", dest="tasks", type=integer(1), default=4, metavar="N", help=tasks_help
+    )
+    samples_help = "attempts at each task, whose rewards are compared (default: 4)"
+    parser.add_argument("--samples", type=integer(1), default=4, metavar="K", help=samples_help)
+    parser.add_argument(
+        "--policy",
+        metavar="POLICY",
+        help="model directory, run folder, openai:URL for a server with the OpenAI chat API, or "
+        "none (default: model.path)",
+    )
+    model_help = "with openai:URL: name of the model (default: the first that the server lists)"
+    parser.add_argument("--model", metavar="NAME", help=model_help)
+
+
 def try_out(arguments: argparse.Namespace) -> int:
-    """Run the first tasks, and print what happens; 1 if an attempt failed."""
+    """Let a policy attempt the first tasks as training would, without a learner.
+
+    Every turn, call and reward is printed, and a warning when training could not learn. The exit
+    status is 1 if an attempt failed. With --policy none, check the task without its model: the
+    configuration, every line of the data, the tools (which are started), the environment and the
+    reward; look for questions that repeat or leak into the evaluation and for prompts that do not
+    fit; and play the passing and the failing episode that the table [episodes] names. The exit
+    status is then 1 if a check fails.
+    """
     from agent_r1.launch import local_client
 
     policy: str | None = arguments.policy
+    if policy == NO_POLICY:
+        from agent_r1.cli.task.validate import validate
+
+        return validate(load_config(arguments.config, arguments.options).config)
     asks_server = policy is not None and policy.startswith(OPENAI)
-    _check_arguments(arguments, asks_server)
+    if arguments.model is not None and not asks_server:
+        raise ConfigError("--model goes with --policy openai:URL; it names a model of that server")
     config = load_config(arguments.config, arguments.options).config
     if policy is not None and not asks_server:
         config = with_policy(config, policy)
@@ -72,11 +107,6 @@ def try_out(arguments: argparse.Namespace) -> int:
     for warning in warnings(groups, calls_tools=bool(config.tools)):
         report(f"!! {warning}")
     return EXIT_FAILED if any(one.failed for group in groups for one in group) else 0
-
-
-def _check_arguments(arguments: argparse.Namespace, asks_server: bool) -> None:
-    if arguments.model is not None and not asks_server:
-        raise ConfigError("--model goes with --policy openai:URL; it names a model of that server")
 
 
 def first_tasks(config: Config, count: int) -> list[Task]:

@@ -1,26 +1,24 @@
-"""`agent-r1 validate CONFIG`: is the task sound? Its data, tools, environment and reward, no model.
+"""`agent-r1 try CONFIG --policy none`: checks of a task without its model.
 
-Starts the tools as a run would, and plays scripted turns against them in this process
-(episodes.py). Each check is a line; below one that failed stands what is wrong, and the remedy.
+They cover data, tools, environment and reward. Starts the tools as a run would, and plays scripted
+turns against them in this process (episodes.py). Each check is a line; below one that failed stands
+what is wrong, and the remedy.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import statistics
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from agent_r1.cli.task.episodes import Episode, EpisodeRunner, open_runner, read_episode, scripted
-from agent_r1.cli.training.doctor import lines
 from agent_r1.config import checks as config_checks
 from agent_r1.config.look import Look
 from agent_r1.config.packages import TOOLS, missing_packages_problem
-from agent_r1.config.run import Config, load_config
+from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError, at_hand
 from agent_r1.learner.groups import total_reward
 from agent_r1.reward.components import COMPARES_WORDS
@@ -56,23 +54,22 @@ class Line:
         return f"{self.where} (task {self.task.id!r})"
 
 
-def validate(arguments: argparse.Namespace) -> int:
-    """Make every check; 1 if one failed."""
+def validate(config: Config) -> int:
+    """Check a task without its model; 1 if a check failed."""
     from agent_r1.launch import local_client
 
     missing = missing_packages_problem(TOOLS)
     if missing is not None:
         raise ConfigError(missing)
-    config = load_config(arguments.config, arguments.options).config
     problems = 0
 
     def show(look: Look) -> None:
         nonlocal problems
         problems += len(look.problems)
-        for line in lines(look):
+        for line in look.lines():
             print(line, flush=True)
 
-    for look in configuration_looks(config, arguments.config):
+    for look in config_checks.look(config, "train", machine=False).looks:
         show(look)
     if not problems:
         tasks = read_lines(config)
@@ -89,15 +86,6 @@ def validate(arguments: argparse.Namespace) -> int:
             show(Look("tools", "", [str(exc)]))
     print(f"{problems} problem{'' if problems == 1 else 's'}" if problems else "no problems")
     return EXIT_FAILED if problems else 0
-
-
-def configuration_looks(config: Config, file: Path) -> Iterator[Look]:
-    """Yield what `agent-r1 config check --elsewhere` finds."""
-    findings = config_checks.look(config, "train", machine=False)
-    known = {text for look in findings.looks for text in look.problems}
-    others = [text for text in findings.problems if text not in known]
-    yield Look("configuration", str(file), others)
-    yield from findings.looks
 
 
 # --- The data ------------------------------------------------------------------------------------
@@ -124,8 +112,8 @@ def data_looks(config: Config, tasks: Sequence[Line]) -> Iterator[Look]:
     trained = sum(line.trains for line in tasks)
     found = f"{trained} to train on, {len(tasks) - trained} to evaluate with"
     notes = list(number_notes(config.reward, tasks))
-    yield Look("tasks", found, list(_limited(repeated(tasks))), notes)
-    yield Look("environment", config.env.type, list(_limited(_env_problems(config, tasks))))
+    yield Look("tasks", found, _limited(repeated(tasks)), notes)
+    yield Look("environment", config.env.type, _limited(_env_problems(config, tasks)))
 
 
 def repeated(tasks: Iterable[Line]) -> Iterator[str]:
@@ -201,15 +189,11 @@ async def _reward_problems(
             yield f"{line}: an empty answer cannot be scored: {text}{remedy}"
 
 
-def _limited(problems: Iterable[str]) -> Iterator[str]:
-    left = 0
-    for number, problem in enumerate(problems):
-        if number < SHOWN:
-            yield problem
-        else:
-            left += 1
-    if left:
-        yield f"{left} more like these"
+def _limited(problems: Iterable[str]) -> list[str]:
+    """Return the first problems, and how many more there are."""
+    found = list(problems)
+    left = len(found) - SHOWN
+    return found[:SHOWN] + ([f"{left} more like these"] if left > 0 else [])
 
 
 # --- With the tools ------------------------------------------------------------------------------
@@ -229,7 +213,7 @@ async def served_looks(served: Config, tasks: Sequence[Line]) -> AsyncIterator[L
         )
         empty = ScoreTurn(text=EMPTY_ANSWER, token_ids=runner.chat.encode(EMPTY_ANSWER))
         problems = [problem async for problem in _reward_problems(scorer, tasks, empty)]
-        yield Look("reward", ", ".join(served.reward.components), list(_limited(problems)))
+        yield Look("reward", ", ".join(served.reward.components), _limited(problems))
         async for look in episode_looks(served, runner, tasks):
             yield look
 
@@ -254,7 +238,7 @@ def _prompt_look(config: Config, runner: EpisodeRunner, tasks: Sequence[Line]) -
                 "shorten it or raise model.max_context"
             )
     if not lengths:
-        return Look("prompts", "", list(_limited(problems)))
+        return Look("prompts", "", _limited(problems))
     found = (
         f"{min(lengths)} to {max(lengths)} tokens (median {statistics.median(lengths):.0f}) of "
         f"{limit}"
@@ -265,7 +249,7 @@ def _prompt_look(config: Config, runner: EpisodeRunner, tasks: Sequence[Line]) -
             f"{crowded} prompts leave less than env.max_tokens_per_turn ({turn}) for the first "
             "turn; raise model.max_context"
         )
-    return Look("prompts", found, list(_limited(problems)), notes)
+    return Look("prompts", found, _limited(problems), notes)
 
 
 async def episode_looks(

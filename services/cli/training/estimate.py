@@ -1,4 +1,4 @@
-"""`agent-r1 estimate CONFIG`: memory and disk that a run will take, before anything is started.
+"""Memory and disk that a run will take, for `agent-r1 check`, before anything is started.
 
 config/estimate.py does the sums; this module finds the model, asks the machine, and says which keys
 make a run fit.
@@ -6,7 +6,6 @@ make a run fit.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -31,13 +30,11 @@ from agent_r1.config.estimate import (
     total,
     value_bytes,
 )
-from agent_r1.config.gpu_looks import unused_gpus
 from agent_r1.config.gpu_report import verdict_on_gpus
 from agent_r1.config.machine import usable_gpus
-from agent_r1.config.run import Config, load_config
+from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError
 from agent_r1.runtime.config import LoraConfig
-from agent_r1.runtime.exit_status import EXIT_FAILED
 from agent_r1.runtime.files.hub import model_folder
 from agent_r1.runtime.files.room import free_bytes, readable_size
 from agent_r1.runtime.gpus import read_gpus
@@ -72,9 +69,16 @@ class RunEstimate:
     """What does not fit."""
 
 
-def estimate(arguments: argparse.Namespace) -> int:
-    """Print what a run takes; the exit status is 1 where it does not fit."""
-    config = with_layout(load_config(arguments.config, arguments.options).config)
+def estimate(config: Config, machine: Machine) -> tuple[list[str], list[str]]:
+    """Work out what a run takes.
+
+    Returns:
+        lines that say so, and which keys make it fit; and what does not fit.
+
+    Raises:
+        ValueError: the size of a model cannot be read.
+    """
+    config = with_layout(config)
     model = config.model
     policy = size_of(model.path, model.revision, model.lora)
     critic = None
@@ -82,39 +86,27 @@ def estimate(arguments: argparse.Namespace) -> int:
         critic = size_of(model.path, model.revision)
         if config.learner.critic_path is not None:
             critic = size_of(config.learner.critic_path, None)
-    machine = look_at(
-        config,
-        arguments.gpu_gb,
-        gpus=arguments.gpus,
-        boxes=arguments.boxes,
-        memory_gb=arguments.memory_gb,
-    )
     scorers = [size_of(str(table.path), None) for table in config.reward.to_serve().values()]
 
     def fits(config: Config, policy: ModelSize = policy, reserve: float = RESERVE) -> bool:
         return not sum_up(config, policy, critic, with_reserve(machine, reserve), scorers).problems
 
     found = sum_up(config, policy, critic, machine, scorers)
-    for line in _lines(config, policy, found, machine):
-        print(line)
-    if arguments.gpu_gb is None and (unused := unused_gpus()) is not None:
-        print(unused)
+    lines = list(_lines(config, policy, found, machine))
     if not found.problems:
-        print(verdict(lambda reserve: fits(config, reserve=reserve)))
-        return 0
-    for problem in found.problems:
-        print(f"!! {problem}")
-    for line in _proposal(config, lambda one, reserve: fits(one, reserve=reserve), machine):
-        print(line)
+        lines.append(verdict(lambda reserve: fits(config, reserve=reserve)))
+        return lines, []
+    lines += [f"!! {problem}" for problem in found.problems]
+    lines += _proposal(config, lambda one, reserve: fits(one, reserve=reserve), machine)
     if model.lora is None:
         adapted = size_of(model.path, model.revision, ADAPTERS)
         lora = changed(config, [("model", "lora", ADAPTERS)])
         if fits(lora, adapted):
-            print(
+            lines.append(
                 f"or with adapters alone (LoRA): --set model.lora.rank={ADAPTERS.rank}, and about "
                 f"ten times learner.lr ({config.learner.lr:g})"
             )
-    return EXIT_FAILED
+    return lines, found.problems
 
 
 def verdict(fits_with: Callable[[float], bool]) -> str:

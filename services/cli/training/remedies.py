@@ -1,6 +1,6 @@
 """Keys that make a run fit: the fewest of them, and of those the ones that cost the least time.
 
-`agent-r1 estimate` asks, and says which of the tried configurations fit.
+`agent-r1 check` asks, and says which of the tried configurations fit.
 """
 
 from __future__ import annotations

@@ -18,11 +18,17 @@ from agent_r1_deploy.native_libraries import MissingLibraryError
 NEXT_STEP = "agent-r1 init my_task"
 
 
-def setup(arguments: argparse.Namespace) -> int:
-    """Install the lock of a variant.
+def setup_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `setup`."""
+    variant_help = "for CPUs alone, or for NVIDIA GPUs"
+    parser.add_argument("variant", choices=("cpu", "gpu"), help=variant_help)
 
-    Raises:
-        ConfigError: this is no virtual environment, the machine lacks something, or pip failed.
+
+def setup(arguments: argparse.Namespace) -> int:
+    """Install exactly the packages of the lock that comes with agent-r1.
+
+    They go into the virtual environment of this command. If you run it again, it continues where
+    it stopped.
     """
     if sys.prefix == sys.base_prefix:
         raise ConfigError(

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterator
-
 import pytest
 
 from agent_r1.cli.declare import integer, number
-from agent_r1.cli.evaluation.commands import TEMPERATURES
 from agent_r1.cli.parser import build_parser
-from agent_r1_proto.tasks import LEAST_TEMPERATURE, MOST_TEMPERATURE
+from tests.support.parsers import parsers
 
-ESTIMATE = ("estimate", "run.toml")
+CHECK = ("check", "run.toml")
 EVALUATE = ("evaluate", "run.toml", "--out", "o.jsonl")
 WHOLE = "must be a whole number of 1 or more"
 
@@ -20,12 +16,12 @@ WHOLE = "must be a whole number of 1 or more"
 @pytest.mark.parametrize(
     ("command", "option", "value", "said"),
     [
-        (ESTIMATE, "--gpus", "0", "0 must be a whole number from 1 to 1000"),
-        (ESTIMATE, "--gpus", "-1", "-1 must be a whole number from 1 to 1000"),
-        (ESTIMATE, "--gpus", "1.5", "1.5 must be a whole number from 1 to 1000"),
-        (ESTIMATE, "--boxes", "0", "0 must be a whole number from 1 to 1000"),
-        *((ESTIMATE, "--gpu-gb", bad, bad) for bad in ("inf", "nan", "-5", "0", "1e300", "x")),
-        *((ESTIMATE, "--memory-gb", bad, bad) for bad in ("inf", "nan", "-5", "0")),
+        (CHECK, "--gpus", "0", "0 must be a whole number from 1 to 1000"),
+        (CHECK, "--gpus", "-1", "-1 must be a whole number from 1 to 1000"),
+        (CHECK, "--gpus", "1.5", "1.5 must be a whole number from 1 to 1000"),
+        (CHECK, "--boxes", "0", "0 must be a whole number from 1 to 1000"),
+        *((CHECK, "--gpu-gb", bad, bad) for bad in ("inf", "nan", "-5", "0", "1e300", "x")),
+        *((CHECK, "--memory-gb", bad, bad) for bad in ("inf", "nan", "-5", "0")),
         (EVALUATE, "--attempts", "0", WHOLE),
         (EVALUATE, "--decode-fit", "nan", "nan must be a number from 0.01 to 2"),
         (EVALUATE, "--decode-beta", "-1", "-1 must be a number of 0 or more"),
@@ -54,20 +50,7 @@ def test_what_is_on_a_limit_is_taken():
     assert (number(0.5)("0.5"), number(0.5, 2, or_0=True)("0")) == (0.5, 0)
 
 
-def commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """Yield a parser and those of its commands."""
-    yield parser
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for one in action.choices.values():
-                yield from commands(one)
-
-
 def test_every_number_has_limits():
-    actions = [action for one in commands(build_parser()) for action in one._actions]
+    actions = [action for one in parsers(build_parser()) for action in one._actions]
     assert len(actions) > 100
     assert [action.dest for action in actions if action.type in (int, float)] == []
-
-
-def test_the_temperatures_are_those_of_a_task():
-    assert TEMPERATURES == (LEAST_TEMPERATURE, MOST_TEMPERATURE)

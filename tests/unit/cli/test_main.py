@@ -9,7 +9,6 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from agent_r1.learner.engine.ranks.place import RankPlace
 from agent_r1.runtime.config import LoraConfig
 from agent_r1.weights.adapters import ADAPTER_FILE, write_adapter_config
 from tests.support.config_scene import write_scene
+from tests.support.parsers import parsers
 
 HEAVY = ("torch", "vllm", "transformers", "deepspeed", "tantivy", "fastapi", "redis", "rich")
 
@@ -98,19 +98,6 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]):
         assert command in text
 
 
-def test_config_check_says_ok(
-    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.chdir(file.parent)  # where there is no run yet, unlike in a clone that ran the demo
-    assert cli.main(["config", "check", str(file)]) == 0
-    assert "run.toml: ok" in capsys.readouterr().out
-
-
-def test_config_check_lists_what_is_wrong(file: Path, capsys: pytest.CaptureFixture[str]):
-    (file.parent / "corpus.jsonl").unlink()
-    assert "tools.search.corpus" in fails_with(["config", "check", str(file)], capsys)
-
-
 def test_config_show_prints_values_and_where_they_came_from(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
@@ -139,7 +126,7 @@ def test_config_show_hides_passwords(
     [
         ["config", "show", "{file}", "--set", "redis.url=redis://me:hunter2@h/0"],
         ["config", "show", "{file}", "--set", 'redis.url = "redis://:hunter2@h/0"'],
-        ["tools", "list", "--redis", "redis://:hunter2@h/0", "--pool", "p"],
+        ["status", "--redis", "redis://:hunter2@h/0", "--id", "p"],
     ],
 )
 def test_a_password_on_the_command_line_is_refused(
@@ -177,13 +164,13 @@ def test_a_password_on_the_command_line_is_refused(
             ["serve", "tool", "agent_r1.tools.python_exec:PythonExec"],
             "agent_r1.tools.python_exec is now agent_r1.tools.sandbox.python_exec",
         ),
-        (["tools", "list"], "name a run folder with --run, or give both --redis and"),
+        (["status"], "name a run folder, or give both --redis and --id"),
         (["tools", "drain", "search", "--run", "{folder}"], "has no config.json"),
         (["evaluate", "{file}", "--policy", "{folder}", "--out", "o"], "has no config.json"),
         (["sft", "{file}"], "table [sft] is missing"),
         (["chat", "{folder}"], "is not in a run folder"),
         (["show", "{folder}"], "has no folder trajectories"),
-        (["dead-letters", "list", "{folder}"], "has no config.json; name a run folder"),
+        (["show", "{folder}", "--dead-letter", "all"], "has no config.json; name a run folder"),
     ],
 )
 def test_mistakes_are_explained_in_one_message(
@@ -476,15 +463,6 @@ def test_a_model_directory_means_itself_and_a_hub_name_stays(
 # --- help ----------------------------------------------------------------------------------------
 
 
-def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """Yield a parser and those of its commands, all the way down."""
-    yield parser
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for inner in action.choices.values():
-                yield from parsers(inner)
-
-
 def test_every_command_says_what_it_does_and_every_option_what_for():
     found = list(parsers(cli.build_parser()))
     assert len(found) > 20
@@ -503,8 +481,8 @@ def test_every_command_says_what_it_does_and_every_option_what_for():
     [
         ([], ("train", "evaluate", "dead-letters", "start every service on this machine")),
         (["tools"], ("drain", "rollback", "serve one tool to an MCP agent")),
-        (["config"], ("check", "show")),
-        (["dead-letters"], ("list", "retry")),
+        (["config"], ("show",)),
+        (["dead-letters"], ("retry",)),
         (["search"], ("index",)),
     ],
 )

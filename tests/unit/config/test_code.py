@@ -1,4 +1,4 @@
-"""What `config check` finds in code and models that a configuration names."""
+"""What `agent-r1 check` finds in code and models that a configuration names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from agent_r1.config import checks as config_checks
 from agent_r1.config import code as config_code
-from agent_r1.config.code import Findings
+from agent_r1.config.look import Findings
 from agent_r1.config.run import load_config
 from agent_r1_proto.tasks import Task
 from tests.support.config_scene import RUN_TOML, write_scene
@@ -327,6 +327,21 @@ def test_a_head_size_without_a_kernel_is_a_fault_of_this_machine(folder: Path):
     assert findings.problems == []
     (problem,) = findings.machine
     assert "attention heads have size 24; vLLM on the CPU runs 32, 64" in problem
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["model.max_context=8192"], "model.max_context (8192) exceeds the 4096 positions of"),
+        # The layers of this model are 128 wide and more.
+        (["model.lora.rank=129"], "model.lora.rank (129) must be <= 128, the smaller side of"),
+        (["model.lora.rank=8", "model.lora.targets=['query']"], "names 'query', and the model has"),
+        (["model.lora.rank=8", "model.lora.path=nowhere"], "nowhere holds no LoRA adapter"),
+    ],
+)
+def test_what_does_not_fit_the_weights_is_found(folder: Path, options: list[str], expected: str):
+    (problem,) = loaded(folder, *options, model=True).problems
+    assert expected in problem
 
 
 def test_a_model_without_a_chat_template_is_refused(folder: Path):

@@ -1,4 +1,4 @@
-"""When `agent-r1 estimate` says that figures for GPUs were compared with a GPU."""
+"""When `agent-r1 check` says that figures for GPUs were compared with a GPU."""
 
 from __future__ import annotations
 

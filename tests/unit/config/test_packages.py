@@ -28,7 +28,13 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("bare")
 @pytest.mark.parametrize(
-    "command", [["train"], ["try"], ["validate"], ["evaluate", "--policy", "model", "--out", "x"]]
+    "command",
+    [
+        ["train"],
+        ["try"],
+        ["try", "--policy", "none"],
+        ["evaluate", "--policy", "model", "--out", "x"],
+    ],
 )
 def test_a_command_names_what_is_missing_and_the_command_that_installs_it(
     tmp_path: Path,
@@ -50,6 +56,6 @@ def test_the_warm_start_needs_neither():
 
 
 @pytest.mark.usefixtures("bare")
-def test_doctor_counts_it_as_a_problem(capsys: pytest.CaptureFixture[str]):
-    assert main(["doctor"]) == 2
+def test_check_counts_it_as_a_problem(capsys: pytest.CaptureFixture[str]):
+    assert main(["check"]) == 1
     assert "mcp, vllm: not installed in this environment" in capsys.readouterr().out

@@ -382,7 +382,7 @@ def test_the_commands_of_the_page_parse_and_name_files_that_exist():
             variables[assigned[1]] = assigned[2]
         elif found := re.search(r"\bagent-r1 ([^&]*)", line):
             commands.append(shlex.split(found[1]))
-    # estimate and config check, five services, three evaluations and a comparison
+    # two checks, five services, three evaluations and a comparison
     assert len(commands) == 2 + 5 + 3 + 1
     for command in commands:
         arguments = build_parser().parse_args(command)

@@ -1,4 +1,7 @@
-"""What `agent-r1 validate` finds by reading; tests/integration/test_validate.py plays episodes."""
+"""What `agent-r1 try --policy none` finds by reading.
+
+tests/integration/test_validate.py plays episodes.
+"""
 
 from __future__ import annotations
 

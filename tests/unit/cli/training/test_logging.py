@@ -8,7 +8,7 @@ import sys
 
 PROGRAM = """
 import logging
-from agent_r1.cli.training.run import configure_logging
+from agent_r1.cli.services.serve import configure_logging
 from agent_r1.runtime.config import RunConfig
 configure_logging(RunConfig(id="demo", log_format={log_format!r}), "reward")
 logging.getLogger("agent_r1.reward").info("trajectory scored rollout_id=%s", "demo/1/7/2/0")

@@ -1,4 +1,4 @@
-"""What `agent-r1 doctor` says of a real Redis."""
+"""What `agent-r1 check` says of a real Redis."""
 
 from __future__ import annotations
 
