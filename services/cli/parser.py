@@ -132,7 +132,9 @@ class CommandParser(argparse.ArgumentParser):
         self.set_defaults(run=run)
         getattr(module, f"{function}_arguments")(self)
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride] - it has overloads
+        self, args: Any = None, namespace: Any = None
+    ) -> Any:
         """Parse the arguments of the command, which has been chosen."""
         self.load()
         return super().parse_known_args(args, namespace)
@@ -154,7 +156,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_commands(parser: argparse.ArgumentParser, dest: str, table: Table) -> None:
-    commands = parser.add_subparsers(dest=dest, metavar=dest.upper())
+    commands = parser.add_subparsers(dest=dest, metavar=dest.upper(), parser_class=CommandParser)
     for name, (summary, target) in table.items():
         one = commands.add_parser(name, help=summary)
         if isinstance(target, str):
