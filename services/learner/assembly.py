@@ -18,7 +18,8 @@ from agent_r1.learner.engine.interface import PolicyEngine
 from agent_r1.learner.evaluation import Evaluations
 from agent_r1.learner.groups import GroupBuffer
 from agent_r1.learner.learning_watch import LearningWatch
-from agent_r1.learner.reporting.loggers import RunFacts, open_loggers
+from agent_r1.learner.reporting.loggers import open_loggers
+from agent_r1.learner.reporting.loggers.base import RunFacts
 from agent_r1.learner.reporting.step_report import StepReporter
 from agent_r1.learner.reporting.summary import RunSummary
 from agent_r1.learner.run_spec import RunSpec

@@ -31,7 +31,7 @@ class LearnerHealth(Message):
 ROUTES = (Route("/healthz", "get", answer=LearnerHealth),)
 
 
-@dataclass(frozen=True)
+@dataclass
 class LearnerServer:
     """A server that is up; routes may be added meanwhile."""
 

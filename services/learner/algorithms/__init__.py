@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from agent_r1.learner.algorithms.advantages import SHARED_PARAMETERS, AdvantageEstimator
 from agent_r1.learner.algorithms.advantages.gae import Gae
@@ -65,16 +65,19 @@ def find_advantage(name: str) -> type[AdvantageEstimator]:
         return ADVANTAGES[name]
     key = f'learner.advantage ("{name}")'
     found: object = _import_own(name, "learner.advantage", ADVANTAGES)
-    is_one = isinstance(found, type) and issubclass(found, AdvantageEstimator)
-    if not is_one or inspect.isabstract(found):
+    if not _is_estimator(found):
         raise ValueError(
             f"{key} is {kind_of(found)}; it must be a class derived from "
             "agent_r1.learner.algorithms.advantages.AdvantageEstimator, whose __call__(batch) "
             "returns Advantages"
         )
-    kind = cast("type[AdvantageEstimator]", found)
-    check_call(kind.__call__, "self", "batch", name=f"{key}.__call__")
-    return kind
+    check_call(found.__call__, "self", "batch", name=f"{key}.__call__")
+    return found
+
+
+def _is_estimator(found: object) -> TypeGuard[type[AdvantageEstimator]]:
+    is_kind = isinstance(found, type) and issubclass(found, AdvantageEstimator)
+    return is_kind and not inspect.isabstract(cast(object, found))
 
 
 def make_advantage(name: str, parameters: Mapping[str, Any]) -> AdvantageEstimator:

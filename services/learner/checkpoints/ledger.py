@@ -9,7 +9,7 @@ It is written under a temporary name, flushed to disk and renamed, before a numb
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pydantic import Field
 
@@ -18,9 +18,6 @@ from agent_r1.runtime.files.run_folder import LEDGER_FILE
 from agent_r1.runtime.files.state import check_object, read_object
 from agent_r1.runtime.files.writing import write_atomically
 from agent_r1_proto.messages import StrictMessage
-
-if TYPE_CHECKING:
-    from agent_r1.learner.checkpoints.run_store import RunStore
 
 
 class LedgerNumbers(StrictMessage):
@@ -34,10 +31,22 @@ class LedgerNumbers(StrictMessage):
     """Those of the incarnations that were starts of other run folders on the same services."""
 
 
+class NumberStore(Protocol):
+    """Where the numbers are besides the run folder: `RunStore`."""
+
+    def claim(self, numbers: LedgerNumbers, after: int = 0) -> LedgerNumbers:
+        """Take the next incarnation, above `after`; return the run's numbers with it."""
+        ...
+
+    def write_numbers(self, numbers: LedgerNumbers) -> None:
+        """Write numbers before they are used."""
+        ...
+
+
 class Ledger:
     """Hands out incarnations and policy versions; each is on disk before it is used."""
 
-    def __init__(self, run_folder: Path, store: RunStore | None = None) -> None:
+    def __init__(self, run_folder: Path, store: NumberStore | None = None) -> None:
         self.path = run_folder / LEDGER_FILE
         self._store = store
         self._numbers = self._read()

@@ -6,32 +6,13 @@ later step, and is closed when the learner ends.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
+
+from agent_r1.learner.reporting.loggers.base import RunFacts
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class RunFacts:
-    """A run, as the services that keep many runs show it."""
-
-    id: str
-    """`run.id`."""
-    folder: Path
-    """Run folder."""
-    config: Mapping[str, Any] = field(default_factory=dict)
-    """Every table, without secrets."""
-
-    @property
-    def unique_id(self) -> str:
-        """A name that a resumed run has again, and no other run: many are called "run"."""
-        digest = hashlib.sha256(str(self.folder.resolve()).encode()).hexdigest()[:8]
-        return f"{self.id}-{digest}"
 
 
 class MetricLogger(Protocol):

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from agent_r1.learner.reporting.loggers import RunFacts
+from agent_r1.learner.reporting.loggers.base import RunFacts
 from agent_r1.runtime.imports import import_extra
 
 EXPERIMENT = "agent-r1"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agent_r1.learner.reporting.loggers import RunFacts
+from agent_r1.learner.reporting.loggers.base import RunFacts
 from agent_r1.runtime.files.run_folder import TENSORBOARD_DIR
 from agent_r1.runtime.files.writing import report_full_disk
 

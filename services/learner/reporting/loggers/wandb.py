@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agent_r1.learner.reporting.loggers import RunFacts
+from agent_r1.learner.reporting.loggers.base import RunFacts
 from agent_r1.runtime.imports import import_extra
 
 PROJECT = "agent-r1"

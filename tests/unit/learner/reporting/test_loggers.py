@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from agent_r1.learner.config import LearnerConfig
-from agent_r1.learner.reporting.loggers import MetricLogger, RunFacts, open_loggers
+from agent_r1.learner.reporting.loggers import MetricLogger, open_loggers
+from agent_r1.learner.reporting.loggers.base import RunFacts
 from agent_r1.learner.reporting.run_folder import RunFolder
 from agent_r1.runtime.imports import MissingPackageError
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from agent_r1.learner.checkpoints.ledger import Ledger
-from agent_r1.learner.reporting.loggers import RunFacts, open_loggers
+from agent_r1.learner.reporting.loggers import open_loggers
+from agent_r1.learner.reporting.loggers.base import RunFacts
 from agent_r1.learner.reporting.run_folder import RunFolder
 from agent_r1.learner.reporting.trajectory_log import mask_spans, readable, step_lines
 from agent_r1.runtime.files.writing import DiskFullError
@@ -183,7 +184,7 @@ def test_torch_is_imported_only_when_the_events_are_opened(tmp_path: Path):
 import sys
 from pathlib import Path
 from agent_r1.learner.reporting.loggers import open_loggers
-from agent_r1.learner.reporting.loggers import RunFacts
+from agent_r1.learner.reporting.loggers.base import RunFacts
 from agent_r1.learner.reporting.run_folder import RunFolder
 folder = RunFolder(Path({str(tmp_path / "run")!r}))
 folder.prepare(resume=False)
