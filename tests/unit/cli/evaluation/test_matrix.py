@@ -13,8 +13,8 @@ import pytest
 from agent_r1.cli import main as cli
 from agent_r1.cli.evaluation.matrix_plan import MatrixPlan, PlannedCell, read_plan
 from agent_r1.config.run import Config, ConfigError, read_written_config, write_config
+from agent_r1.evaluation.experiments.config import METHODS
 from agent_r1.evaluation.main import EvaluationRun
-from agent_r1.evaluation.matrix.config import METHODS
 from agent_r1.launch import local_client
 from agent_r1.runtime.evaluation_client import ATTEMPT
 from tests.support.config_scene import RUN_TOML, load_nothing, write_scene
@@ -73,6 +73,10 @@ def planned(plan: MatrixPlan) -> dict[str, PlannedCell]:
     return {cell.place.name: cell for cell in plan.runnable()}
 
 
+def tasks_of(cell: PlannedCell) -> str:
+    return cell.config.evaluation.sets[cell.place.set].source.read_text()
+
+
 def missing(plan: MatrixPlan) -> dict[str, str]:
     return {place.name: why for place, why in plan.cells.items() if isinstance(why, str)}
 
@@ -106,7 +110,7 @@ def test_cells_ask_as_their_method_and_decoding_say(folder: Path):
         "majority",
         2,
     )
-    tasks = [json.loads(line) for line in tools.source.source.read_text().splitlines()]
+    tasks = [json.loads(line) for line in tasks_of(tools).splitlines()]
     assert [task["tools"] for task in tasks] == [["search"]] * 3
     assert [task["payload"] for task in tasks] == [{"answers": ["Ada"]}] * 3
 
@@ -143,7 +147,7 @@ def test_services_are_set_up_for_the_family_and_the_style_of_calls(folder: Path)
     assert react.config.env.tool_format.endswith(":ReactFormat")
     assert react.config.env.type.endswith(":TextEnv")
     assert react.config.reward.components == {"exact_match": 1.0, "f1": 0.0}
-    assert "Its arguments: " in react.source.source.read_text()
+    assert "Its arguments: " in tasks_of(react)
     native = cells["gsm8k-zero-shot-direct-greedy"].config
     assert (native.env.type, native.env.tool_format) == ("tool", "hermes")
     assert native.reward.components == {"math_equal": 1.0}

@@ -2,12 +2,12 @@
 
 import pytest
 
-from agent_r1.evaluation.table.contrasts import judge_contrasts, seed_differences
-from agent_r1.evaluation.table.run import SeedScores
+from agent_r1.evaluation.experiments.cell import TableCell
+from agent_r1.evaluation.experiments.contrasts import judge_contrasts, seed_differences
 
 
-def run(seed: int, **scores: list[float | None]) -> SeedScores:
-    return SeedScores(seed, scores)
+def run(seed: int, **scores: list[float | None]) -> TableCell:
+    return TableCell(settings={"run.seed": seed}, scores=scores)
 
 
 def test_differences_are_taken_between_runs_of_the_same_seed():
@@ -31,8 +31,8 @@ def test_p_values_are_adjusted_for_the_contrasts_that_have_seeds():
             ("ppo", "ppo_no_mask", "a", [0.1, -0.1]),
         ]
     )
-    assert [contrast.mean for contrast in found] == [pytest.approx(0.1), None, 0.0]
+    assert [contrast["mean"] for contrast in found] == [pytest.approx(0.1), None, 0.0]
     # Of 8 differences of one sign 2 of 256 patterns are as far; of +-.1, +-.1 all four are at
     # least 0 away. The smaller one is doubled.
-    assert [contrast.p for contrast in found] == [2 / 256, None, 1.0]
-    assert [contrast.p_holm for contrast in found] == [4 / 256, None, 1.0]
+    assert [contrast["p"] for contrast in found] == [2 / 256, None, 1.0]
+    assert [contrast["p_holm"] for contrast in found] == [4 / 256, None, 1.0]
