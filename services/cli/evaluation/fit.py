@@ -93,13 +93,8 @@ class Fit:
         return self._setting(best, vote)
 
     def _guided(self, found: Guidance) -> Decoding:
-        changes = {
-            "candidates": found.candidates,
-            "beta": found.beta,
-            "branch_below": found.branch_below,
-            "continuations": None,
-        }
-        return self.decoding.model_copy(update=changes)
+        fitted = found.model_dump(include={"candidates", "beta", "branch_below"})
+        return self.decoding.model_copy(update={**fitted, "continuations": None})
 
     def _setting(self, found: Guidance, decoding: Decoding | None) -> FittedSetting:
         component = self.decoding.scorer

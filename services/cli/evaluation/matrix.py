@@ -20,7 +20,7 @@ from agent_r1.cli.evaluation.asking import (
 )
 from agent_r1.cli.evaluation.decoding import check_tools
 from agent_r1.cli.evaluation.experiment import named, package_versions, print_results
-from agent_r1.cli.evaluation.matrix_plan import Choice, MatrixPlan, PlannedCell, read_plan
+from agent_r1.cli.evaluation.matrix_plan import MatrixPlan, PlannedCell, read_plan
 from agent_r1.config import checks as config_checks
 from agent_r1.config.run import Config, ConfigError
 from agent_r1.evaluation.answers import Answer
@@ -97,7 +97,7 @@ def _run(group: Sequence[PlannedCell], *, overwrite: bool) -> None:
         if cell.answers not in evaluations:
             evaluations[cell.answers] = _evaluation(cell, overwrite=overwrite)
     # What chooses as many answers as another cell costs comes after that one.
-    ordered = sorted(group, key=lambda cell: cell.choice is not None)
+    ordered = sorted(group, key=lambda cell: cell.pooled)
 
     async def ask(served: Config, meter: Meter) -> None:
         asked: list[EvaluationRun] = []
@@ -126,14 +126,14 @@ def _evaluation(cell: PlannedCell, *, overwrite: bool) -> EvaluationRun:
 def _finish(cell: PlannedCell, evaluation: EvaluationRun) -> str:
     """Write a cell's numbers, unless too many questions failed; return a line about it."""
     answers, candidates = list(evaluation.file.answers.values()), None
-    if cell.choice is not None:
-        candidates = _candidates(cell.choice, answers)
+    if cell.pooled:
+        candidates = _candidates(cell, answers)
         if candidates is None:
             return (
                 f"!! {cell.place.name}: not measured, since its cost is that of a cell which is "
                 "not finished"
             )
-        answers = choose(answers, candidates, cell.choice.scorer)
+        answers = choose(answers, candidates, cell.scorer)
     failed = sum(answer.failed for answer in answers)
     if failed > cell.config.learner.max_lost_share * len(answers):
         return f"!! {cell.place.name}: {failed} of {len(answers)} questions failed: " + "; ".join(
@@ -148,19 +148,20 @@ def _finish(cell: PlannedCell, evaluation: EvaluationRun) -> str:
     )
 
 
-def _candidates(choice: Choice, answers: Sequence[Answer]) -> int | None:
+def _candidates(cell: PlannedCell, answers: Sequence[Answer]) -> int | None:
     """Return how many answers of the pool are chosen from.
 
     None where they are to cost as much as a cell that is not finished.
     """
-    if choice.costs_as is None:
-        return choice.candidates
-    costing = MatrixCell.read(choice.costs_as)
+    fewest = cell.entry.candidates
+    if cell.costs_as is None:
+        return fewest
+    costing = MatrixCell.read(cell.costs_as)
     if costing is None:
         return None
-    if choice.counts == "calls":
-        return enough(answers, calls_of, costing.calls[0], choice.candidates)
-    return enough(answers, tokens_of, costing.sampled_tokens[0], choice.candidates)
+    if cell.entry.calls_of is not None:
+        return enough(answers, calls_of, costing.calls[0], fewest)
+    return enough(answers, tokens_of, costing.sampled_tokens[0], fewest)
 
 
 def _again(arguments: argparse.Namespace) -> str:

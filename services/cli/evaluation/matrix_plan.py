@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Literal
 
 from pydantic import JsonValue
 
@@ -76,8 +75,20 @@ class PlannedCell:
     """Where its numbers go."""
     settings: Mapping[str, JsonValue]
     """All that can change an answer or a score, without paths."""
-    choice: Choice | None = None
-    """How answers of the pool are chosen; None: each answer is taken as it is."""
+    entry: DecodeEntry
+    """How answers are found."""
+    pooled: bool
+    """Whether an answer is chosen from those of the pool; else each is taken as it is."""
+    scorer: str | None
+    """Component that says which answer is the best; None takes the most frequent."""
+
+    @property
+    def costs_as(self) -> Path | None:
+        """File of the cell whose cost is to be reached by what is chosen from."""
+        named = self.entry.tokens_of or self.entry.calls_of
+        if named is None:
+            return None
+        return self.file.with_name(f"{replace(self.place, decode=named).name}.json")
 
     @property
     def family(self) -> Family:
@@ -94,20 +105,6 @@ class PlannedCell:
         if cell is not None:
             check_settings(self.file, differences(cell.settings, self.settings), "--overwrite")
         return cell
-
-
-@dataclass(frozen=True)
-class Choice:
-    """How one answer is chosen from the pool's answers to a question."""
-
-    candidates: int
-    """Answers that are chosen from, at least."""
-    scorer: str | None
-    """Component that says which is the best; None takes the most frequent."""
-    costs_as: Path | None
-    """File of the cell whose cost is to be reached; None: exactly `candidates`."""
-    counts: Literal["tokens", "calls"] = "tokens"
-    """What is counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,33 +277,29 @@ class _Planner:
         # The sets of the configuration are gone, and so is what names them.
         diagnose = config.diagnose.model_copy(update={"sets": None})
         config = config.model_copy(update={"evaluation": evaluation, "diagnose": diagnose})
-        choice, answers = None, place.name
-        if self._matrix.pools(decode):
-            assert decoding is not None  # of every method but greedy and fitted
-            choice, decoding = self._choice(place, decode, decoding), None
+        pooled = self._matrix.pools(decode)
+        scorer = decoding and decoding.scorer
+        answers, attempts, pool = place.name, 1, dict[str, JsonValue]()
+        if pooled:
             answers = replace(place, decode=f"{POOL}_{temperature:g}").name
-        attempts = 1 if choice is None else self._matrix.pool or 1
-        asked = questioning(config, "agent", attempts, decoding)
-        changes = {"max_turns": max_turns, "greedy_first": choice is not None}
-        asked = asked.model_copy(update=changes)
+            pool, decoding, attempts = (
+                _pool_settings(place, decode, scorer),
+                None,
+                self._matrix.pool,
+            )
+        asked = questioning(config, "agent", attempts or 1, decoding)
+        asked = asked.model_copy(update={"max_turns": max_turns, "greedy_first": pooled})
         return PlannedCell(
             place=place,
             config=config,
             services=services,
             questioning=asked,
             answers=self._folder / "answers" / f"{answers}.jsonl",
-            file=self._file(place),
-            settings=asked_settings(config, asked, source) | _choice_settings(choice),
-            choice=choice,
-        )
-
-    def _choice(self, place: CellKey, decode: DecodeEntry, decoding: Decoding) -> Choice:
-        costing = decode.tokens_of or decode.calls_of
-        return Choice(
-            candidates=decode.candidates,
-            scorer=decoding.scorer,
-            costs_as=None if costing is None else self._file(replace(place, decode=costing)),
-            counts="tokens" if decode.calls_of is None else "calls",
+            file=self._cells / f"{place.name}.json",
+            settings=asked_settings(config, asked, source) | pool,
+            entry=decode,
+            pooled=pooled,
+            scorer=scorer,
         )
 
     def _fitted(self, model: str) -> tuple[Decoding | None, float]:
@@ -325,9 +318,6 @@ class _Planner:
                 f"no such scorer; add it to its scorers: {scorer} = {fitted.model!r}"
             )
         return fitted.decoding, fitted.temperature
-
-    def _file(self, place: CellKey) -> Path:
-        return self._cells / f"{place.name}.json"
 
 
 def service_config(config: Config, family: Family, style: str) -> Config:
@@ -355,14 +345,13 @@ def service_config(config: Config, family: Family, style: str) -> Config:
     )
 
 
-def _choice_settings(choice: Choice | None) -> dict[str, JsonValue]:
-    if choice is None:
-        return {}
-    costing = None if choice.costs_as is None else choice.costs_as.stem
+def _pool_settings(place: CellKey, entry: DecodeEntry, scorer: str | None) -> dict[str, JsonValue]:
+    costing = entry.tokens_of or entry.calls_of
     return {
-        "pool.candidates": choice.candidates,
-        "pool.scorer": choice.scorer,
-        f"pool.{choice.counts}_of": costing,
+        "pool.candidates": entry.candidates,
+        "pool.scorer": scorer,
+        f"pool.{'calls' if entry.calls_of else 'tokens'}_of": costing
+        and replace(place, decode=costing).name,
     }
 
 

@@ -377,7 +377,7 @@ def test_tasks_are_asked_as_they_are_with_a_scorer_for_each_model(own: Path):
     assert len(cells) == len(plan.cells) == 2 * 4
     guided = cells["held_out-one-as_they_are-guided"]
     assert guided.questioning.decoding is not None
-    assert (guided.questioning.decoding.scorer, guided.choice) == ("critic", None)
+    assert (guided.questioning.decoding.scorer, guided.pooled) == ("critic", False)
     tables = {
         name: cells[f"held_out-{name}-as_they_are-guided"].config.reward for name in ("one", "two")
     }
@@ -405,10 +405,9 @@ def test_what_chooses_from_a_pool_shares_its_answers(own: Path):
         assert (cell.questioning.attempts, cell.questioning.decoding) == (4, None)
         assert cell.questioning.temperature == 1.0
         assert cell.questioning.greedy_first
-    assert majority.choice is not None
-    assert (majority.choice.candidates, majority.choice.scorer) == (3, None)
-    assert best.choice is not None
-    assert best.choice.costs_as == cells["held_out-one-as_they_are-guided"].file
+    assert (majority.pooled, majority.entry.candidates, majority.scorer) == (True, 3, None)
+    assert (best.pooled, best.scorer) == (True, "critic")
+    assert best.costs_as == cells["held_out-one-as_they_are-guided"].file
     assert best.settings["pool.tokens_of"] == "held_out-one-as_they_are-guided"
 
 
