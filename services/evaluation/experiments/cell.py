@@ -81,10 +81,11 @@ def check_settings(file: Path | None, found: Sequence[str], discard: str) -> Non
 
 
 class TableCell(Cell):
-    """What one training run, or one baseline, of a table answered."""
+    """What one training run, or one baseline, of a table answered.
 
-    # Of a run that trains: every key that decides what is learned and asked. A baseline has none
-    # of training, and no seed: nothing in it is drawn.
+    The settings of a baseline have nothing of training, and no seed: nothing in it is drawn.
+    """
+
     in_domain: list[str] = []
     """Sets whose kind of question was trained on."""
     measure: str = EXACT_MATCH
