@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from agent_r1.evaluation.experiments.drawing import curves, draw
+from agent_r1.evaluation.experiments.estimates import Means, resampled_means, score_array
 from agent_r1.evaluation.statistics import LEVEL, SEED, Estimate, percentile_interval
-from agent_r1.evaluation.table.chart import line_chart
-from agent_r1.evaluation.table.run import Means, resampled_means, score_array
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results" / "deep_world"
@@ -101,22 +101,21 @@ def main() -> None:
     try:
         cells = arguments.results / "cells"
         shares, found = gain_shares(cells), share_of_the_gain(cells)
-        curves: dict[str, list[float]] = {}
+        lines: dict[str, list[float]] = {}
         for policy in LONG_RUNS:
-            curves |= curves_of_long_run(cells, policy)
+            lines |= curves_of_long_run(cells, policy)
     except FileNotFoundError as exc:
         parser.error(f"{exc.filename} is missing; run `sh examples/deep_world/unlabelled.sh`")
     report: dict[str, Any] = {
         "share_of_the_gain": {"mean": found.mean, "low": found.low, "high": found.high},
         "by_seed": shares,
-        "curves": curves,
+        "curves": lines,
     }
     text = json.dumps(report, indent=1) + "\n"
     (arguments.results / "unlabelled.json").write_text(text, encoding="utf-8")
-    picture = line_chart(
-        curves, title="Learned against true reward", x_label="training step", y_label="mean reward"
-    )
-    (arguments.results / "unlabelled.svg").write_text(picture, encoding="utf-8")
+    panel = curves(lines, "training step", "mean reward")
+    picture = "Learned against true reward", [[panel]]
+    draw(arguments.results / "unlabelled.svg", picture)
     print(f"share of the gain of true labels: {found.mean:.3f} [{found.low:.3f}, {found.high:.3f}]")
     for seed, share in shares.items():
         print(f"  seed {seed}: {share:.3f}")

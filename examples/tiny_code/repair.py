@@ -12,8 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from agent_r1.evaluation.answers import read_answers
+from agent_r1.evaluation.experiments.estimates import bootstrap_seeds
+from agent_r1.evaluation.experiments.findings import interval
 from agent_r1.evaluation.statistics import Estimate
-from agent_r1.evaluation.table.run import bootstrap_seeds, interval
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results" / "tiny_code"
 MEASURE = "trials:all_tests_passed"

@@ -245,16 +245,7 @@ def _of_trajectory(trajectory: Trajectory) -> dict[str, Any]:
         "seconds": trajectory.latency_ms / 1000,
         "policy_versions": trajectory.policy_versions(),
         "seed": trajectory.seed,
-        "turns": [
-            TurnLine(
-                text=turn.text,
-                calls=[
-                    CallLine(tool=c.tool, arguments=c.arguments, status=c.status)
-                    for c in turn.calls
-                ],
-            )
-            for turn in trajectory.turns
-        ],
+        "turns": [TurnLine.model_validate(t, from_attributes=True) for t in trajectory.turns],
     }
 
 

@@ -12,10 +12,8 @@ from typing import Any, Literal
 
 from agent_r1.evaluation.answers import Answer, components_of, read_answers
 from agent_r1.evaluation.statistics import (
-    LEVEL,
-    RESAMPLES,
-    SEED,
     Estimate,
+    interval_record,
     mcnemar_exact,
     paired_difference,
 )
@@ -29,6 +27,7 @@ CALLS = "calls/"
 FLIPS_SHOWN = 20
 """Most questions that are printed of those that one of the two answered better."""
 QUESTION_CHARS = 60
+METHOD = "percentile bootstrap over questions of the paired difference"
 Pair = tuple[Answer, Answer]
 
 
@@ -111,12 +110,7 @@ class Comparison:
             "only_in_a": self.only_a,
             "only_in_b": self.only_b,
             "failed": self.failed,
-            "interval": {
-                "method": "percentile bootstrap over questions of the paired difference",
-                "level": LEVEL,
-                "resamples": RESAMPLES,
-                "seed": SEED,
-            },
+            "interval": interval_record(METHOD),
             "all": asdict(self.overall),
             "sets": {name: asdict(group) for name, group in self.sets.items()},
             "flipped": [asdict(flip) for flip in self.flips],

@@ -52,6 +52,18 @@ class QuestioningConfig(StrictConfig):
         """Return the most turns of a trajectory; None leaves `env.max_turns`."""
         return 1 if self.method == "naive_rag" else self.max_turns
 
+    def facts(self) -> dict[str, JsonValue]:
+        """Return what of it can change an answer, by dotted name; neither how many nor of whom."""
+        decoding = {} if self.decoding is None else self.decoding.model_dump(mode="json")
+        return {
+            "seed": self.seed,
+            "temperature": self.temperature,
+            "max_turns": self.turns(),
+            **({"attempts": self.attempts} if self.attempts > 1 else {}),
+            **({"greedy_first": True} if self.greedy_first else {}),
+            **{f"decoding.{name}": value for name, value in decoding.items()},
+        }
+
 
 class ScriptedPolicyConfig(StrictConfig):
     """A policy without a model: a class that takes the turns of one interaction."""

@@ -109,9 +109,7 @@ def guidance(places: Sequence[Place], temperature: float, width: int) -> Guidanc
         delta=delta,
         sigma=sigma,
         temperature=temperature,
-        candidates=best.candidates,
-        beta=best.beta,
-        branch_below=best.branch_below,
+        **best._asdict(),
         gain=(gain.mean, gain.low, gain.high),
     )
 

@@ -38,7 +38,7 @@ from agent_r1.runtime.http.token import RunToken, find_token
 from agent_r1_proto.failures import reason_kind
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
-from agent_r1_proto.tasks import Decoding, SamplingParameters, Task
+from agent_r1_proto.tasks import SamplingParameters, Task
 from agent_r1_proto.weights import NewestVersion
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class EvaluationRun:
             raise ValueError("there is no set to evaluate; name a file under evaluation.sets")
         of_sets = read_sets(sets, questioning.max_questions)
         self.questions = [
-            task if attempt == 0 else _attempt_of(task, attempt)
+            attempt_of(task, attempt)
             for tasks in of_sets.values()
             for task in tasks
             for attempt in range(questioning.attempts)
@@ -101,18 +101,18 @@ class EvaluationRun:
         self._questioning = questioning
         self._facts: Facts = {
             "method": questioning.method,
-            "seed": questioning.seed,
-            "temperature": questioning.temperature,
-            "max_turns": questioning.turns(),
             "max_questions": questioning.max_questions,
-            **({"attempts": questioning.attempts} if questioning.attempts > 1 else {}),
-            **({"greedy_first": True} if questioning.greedy_first else {}),
-            **_decoding_facts(questioning.decoding),
+            **questioning.facts(),
             **{f"sets.{name}": f"sha256:{source_digest(one)}" for name, one in sets.items()},
             **(facts or {}),
         }
         self.file = ResultFile(out, self._facts, overwrite=overwrite)
         self.notes = self.file.notes
+
+    @property
+    def retrieves(self) -> bool:
+        """Whether the search tool is asked before the model."""
+        return self._questioning.method == "naive_rag"
 
     @property
     def left(self) -> list[Task]:
@@ -208,7 +208,7 @@ class EvaluationRun:
         report: Callable[[Progress], None],
     ) -> tuple[list[Task], dict[Key, Retrieved]]:
         """Return the tasks as they are asked, and what was retrieved for them."""
-        if self._questioning.method != "naive_rag":
+        if not self.retrieves:
             return list(tasks), {}
         if search_url is None:
             raise ValueError("naive_rag needs the address of the search tool; set tools.search")
@@ -225,12 +225,8 @@ class EvaluationRun:
         return [with_passages(task, found[key_of(task)]) for task in tasks], found
 
 
-def _decoding_facts(decoding: Decoding | None) -> Facts:
-    if decoding is None:
-        return {}
-    return {f"decoding.{name}": value for name, value in decoding.model_dump().items()}
-
-
-def _attempt_of(task: Task, attempt: int) -> Task:
-    """Return a question as it is asked once more."""
+def attempt_of(task: Task, attempt: int) -> Task:
+    """Return a question as it is asked for one of several answers; the first one is as it is."""
+    if attempt == 0:
+        return task
     return task.model_copy(update={"metadata": {**task.metadata, ATTEMPT: attempt}})

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,11 @@ MAX_DRAWS = 1 << 22
 """Most random draws held in memory at one time."""
 MAX_FLIPPED = 16
 """Most differences of an exact sign-flip test: it looks at 2^16 patterns."""
+
+
+def interval_record(method: str) -> dict[str, Any]:
+    """Return what JSON files say of the intervals in them."""
+    return {"method": method, "level": LEVEL, "resamples": RESAMPLES, "seed": SEED}
 
 
 @dataclass(frozen=True)

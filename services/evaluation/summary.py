@@ -17,11 +17,9 @@ from agent_r1.evaluation.answers import Answer, Facts
 from agent_r1.evaluation.choosing import SCORERS, best_by, majority
 from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1.evaluation.statistics import (
-    LEVEL,
-    RESAMPLES,
-    SEED,
     Estimate,
     bootstrap_mean,
+    interval_record,
     pass_all,
     pass_at,
 )
@@ -189,12 +187,7 @@ def summary_record(facts: Facts, sets: dict[str, SetSummary]) -> dict[str, Any]:
     """Return what `{out}.summary.json` holds."""
     return {
         **{name: facts.get(name) for name in RECORDED_FACTS},
-        "interval": {
-            "method": "percentile bootstrap over questions",
-            "level": LEVEL,
-            "resamples": RESAMPLES,
-            "seed": SEED,
-        },
+        "interval": interval_record("percentile bootstrap over questions"),
         "sets": {name: scores.record() for name, scores in sets.items()},
     }
 

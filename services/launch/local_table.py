@@ -172,31 +172,28 @@ class TableView:
     def __init__(self, done: int, runs: Sequence[TableRun], output: TextIO | None = None) -> None:
         self._line = StatusLine(output or sys.stdout)
         self.event, self.close = self._line.print, self._line.close
-        self._total = done + len(runs)
-        self._index = done
+        self._done, self._total = done, done + len(runs)
+        self._begun = self._ended = 0
         self._steps_left = sum(total_steps(run.config) for run in runs)
-        self._steps_done = 0
         self._run: TableRun | None = None
-        self._metrics: Tail | None = None
-        self._failures: Tail | None = None
-        self._conditions: Tail | None = None
-        self._step_s: list[float] = []
         self._steps = 0
+        self._files: list[Tail] = []
+        self._step_s: list[float] = []
         self._began = 0.0
-        self._ended = 0
+
+    @property
+    def _row(self) -> str:
+        return f"row {self._done + self._begun} of {self._total}"
 
     def begin(self, run: TableRun) -> None:
         """Show a run from now on."""
         self._began = self._began or time.monotonic()
-        self._index += 1
-        self._run = run
-        self._steps = total_steps(run.config)
-        earlier = int(summary_of(run.folder).get("steps") or 0)  # of a run that continues
-        self._steps_left -= earlier
-        self._metrics = Tail(run.folder / METRICS_FILE, from_end=True)
-        self._failures = Tail(run.folder / FAILURES_FILE, from_end=True)
-        self._conditions = Tail(run.folder / CONDITIONS_FILE, from_end=True)
-        self.event(f"row {self._index} of {self._total}: {run.label}, {run.folder}")
+        self._begun += 1
+        self._run, self._steps = run, total_steps(run.config)
+        self._steps_left -= int(summary_of(run.folder).get("steps") or 0)  # of one that continues
+        names = (FAILURES_FILE, CONDITIONS_FILE, METRICS_FILE)
+        self._files = [Tail(run.folder / name, from_end=True) for name in names]
+        self.event(f"{self._row}: {run.label}, {run.folder}")
 
     def end(self) -> None:
         """Show the result of the run."""
@@ -206,7 +203,7 @@ class TableView:
         if run is not None:
             summary = summary_of(run.folder)
             self.event(
-                f"row {self._index} of {self._total}: {run.label} {summary.get('status')} after "
+                f"{self._row}: {run.label} {summary.get('status')} after "
                 f"{format_duration(summary.get('wall_s') or 0.0)}; {_scores(summary, run.config)}"
             )
             if summary.get("status") == FINISHED_WITH_LOSSES:
@@ -220,14 +217,14 @@ class TableView:
 
     def update(self) -> None:
         """Look once at what the learner has written."""
-        if self._run is None or self._metrics is None or self._failures is None:
+        if self._run is None:
             return
-        for record in self._failures.new():
+        failures, conditions, steps = self._files
+        for record in failures.new():
             self.event(first_failure(record, self._run.folder))
-        for line in conditions_seen(self._conditions) if self._conditions else ():
+        for line in conditions_seen(conditions):
             self.event(line)
-        for metrics in self._metrics.new():
-            self._steps_done += 1
+        for metrics in steps.new():
             self._steps_left -= 1
             self._step_s.append(float(metrics.get("time/step_s") or 0.0))
             self._show(self._run, metrics)
@@ -235,7 +232,7 @@ class TableView:
     def _show(self, run: TableRun, metrics: dict[str, Any]) -> None:
         step, steps = int(metrics["step"]), self._steps
         line = (
-            f"row {self._index} of {self._total}  {run.label}  step {step}/{steps}  "
+            f"{self._row}  {run.label}  step {step}/{steps}  "
             f"{in_line(step_scores(metrics, run.config.score_names()))}  "
             f"left {format_duration(self._left_s())}"
         )
@@ -247,7 +244,7 @@ class TableView:
     def _left_s(self) -> float:
         """Estimate the time to the end of the table, in seconds: at the pace so far."""
         if self._ended:  # then what a run takes beside its steps is part of the pace
-            pace_s = (time.monotonic() - self._began) / max(1, self._steps_done)
+            pace_s = (time.monotonic() - self._began) / max(1, len(self._step_s))
         else:
             pace_s = statistics.median(self._step_s)
         return self._steps_left * pace_s

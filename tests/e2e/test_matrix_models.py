@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from agent_r1.evaluation.matrix.config import METHODS, SET_NAMES
-from agent_r1.evaluation.matrix.data_sets import CODE, DATA_SETS
+from agent_r1.evaluation.experiments.config import METHODS, SET_NAMES
+from agent_r1.evaluation.experiments.data_sets import CODE, DATA_SETS
 from tests.support.architectures import SIZES
 from tests.support.fakes import build_tokenizer
 from tests.support.runs import finished
-from tests.unit.evaluation.matrix.test_data_sets import SAMPLES
+from tests.unit.evaluation.experiments.test_data_sets import SAMPLES
 
 PROGRAMS = {name for name in SET_NAMES if DATA_SETS[name].family is CODE}
 pytestmark = [pytest.mark.vllm, pytest.mark.models, pytest.mark.timeout(1800)]

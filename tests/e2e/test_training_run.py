@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1.cli import main as cli
-from agent_r1.cli.evaluation.evaluate import questioning
+from agent_r1.cli.evaluation.asking import questioning
 from agent_r1.cli.policy import with_policy
 from agent_r1.config.run import Config, load_config
 from agent_r1.evaluation.main import EvaluationRun

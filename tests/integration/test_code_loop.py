@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 import uvicorn
 
-from agent_r1.evaluation.matrix import prompts
-from agent_r1.evaluation.matrix.data_sets import CODE
-from agent_r1.evaluation.matrix.questions import mbpp
+from agent_r1.evaluation.experiments import prompts
+from agent_r1.evaluation.experiments.data_sets import CODE
+from agent_r1.evaluation.experiments.questions import mbpp
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
 from agent_r1.rollout.envs import CodeEnv

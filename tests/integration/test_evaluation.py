@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from agent_r1.cli.evaluation import evaluate as cli_evaluate
+from agent_r1.cli.evaluation.asking import search_url
 from agent_r1.config.run import Config, load_config
 from agent_r1.evaluation.answers import read_answers, summary_file
 from agent_r1.evaluation.config import QuestioningConfig
@@ -279,7 +279,7 @@ def test_the_command_finds_the_search_tool_that_the_launcher_started(
     config = load_config(write_scene(tmp_path / "example"), [], {}).config
 
     async def client(served: Config) -> int:
-        url = cli_evaluate.search_url(served)
+        url = search_url(served)
         assert url is not None
         async with httpx.AsyncClient(trust_env=False) as http:
             return (await http.get(f"{url}/healthz")).status_code
@@ -333,7 +333,7 @@ def _text(path: Path) -> str:
 def test_a_search_tool_that_runs_elsewhere_is_where_it_is_said_to_be(tmp_path: Path):
     file = write_scene(tmp_path / "example")
     elsewhere = load_config(file, ["tools.search.url=http://h:1"], {}).config
-    assert cli_evaluate.search_url(elsewhere) == "http://h:1"
+    assert search_url(elsewhere) == "http://h:1"
     started = load_config(file, [f"run.dir={tmp_path}"], {}).config
     with pytest.raises(ValueError, match="has not announced itself"):
-        cli_evaluate.search_url(started)
+        search_url(started)

@@ -24,7 +24,7 @@ import yaml
 
 from agent_r1.cli.parser import build_parser
 from agent_r1.config.run import Config
-from agent_r1.evaluation.matrix.config import MatrixFile
+from agent_r1.evaluation.experiments.config import MatrixFile
 from tests.support.doc_blocks import Block, blocks, commands
 from tests.support.doc_commands import ELSEWHERE, QUICK, RUN, is_named
 

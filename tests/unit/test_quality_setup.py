@@ -32,7 +32,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 LOCKS = sorted((REPOSITORY / "deploy" / "constraints").glob("*.txt"))
 PYPROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
-CPU_EXTRAS = ("tools", "reward", "rollout", "learner", "ray", "local", "dev")
+CPU_EXTRAS = ("tools", "reward", "rollout", "learner", "ray", "plots", "local", "dev")
 TORCH_MEDIA = {"torchvision", "torchaudio", "torchcodec"}
 
 

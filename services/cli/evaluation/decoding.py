@@ -26,6 +26,11 @@ from agent_r1_proto.weights import SNAPSHOT_FILE
 
 DECODING_FILE = "decoding.json"
 """In a run folder: the fitted setting."""
+OPTIONS = (
+    *("candidates", "keep", "lookahead", "beta", "branch_below", "continuations", "max_calls"),
+    "scorer",
+)
+"""The fields of `Decoding` that options give: `--decode-branch-below`."""
 BEAM_KEEPS = 2
 """Branches that `beam` keeps unless told otherwise."""
 
@@ -68,16 +73,9 @@ def decoding_of(
 
 def given_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of `Decoding` that options give."""
-    given = {
-        "candidates": arguments.decode_candidates,
-        "keep": arguments.decode_keep,
-        "lookahead": arguments.decode_lookahead,
-        "beta": arguments.decode_beta,
-        "branch_below": arguments.decode_branch_below,
-        "continuations": arguments.decode_continuations,
-        "max_calls": _number_or_name(arguments.decode_max_calls),
-        "scorer": arguments.decode_scorer,
-    }
+    given = {name: getattr(arguments, f"decode_{name}") for name in OPTIONS}
+    calls = given["max_calls"]  # a number, or the name under which the task's payload has it
+    given["max_calls"] = int(calls) if calls is not None and calls.isdecimal() else calls
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -139,10 +137,6 @@ def read_setting(policy: str) -> FittedSetting | None:
         return FittedSetting.model_validate_json(file.read_bytes())
     except ValidationError as exc:
         raise ConfigError(f"{file} cannot be read ({exc}); fit it again with --decode-fit") from exc
-
-
-def _number_or_name(text: str | None) -> int | str | None:
-    return int(text) if text is not None and text.isdecimal() else text
 
 
 def scorer_of(named: str | None, config: Config) -> str:

@@ -11,20 +11,19 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent_r1.cli.evaluation.evaluate import Meter
+from agent_r1.cli.evaluation.asking import Meter, on_services, write_out
 from agent_r1.cli.policy import describe_policy, with_policy
 from agent_r1.cli.task.scripted import play_all
 from agent_r1.config import checks as config_checks
 from agent_r1.config.run import Config, ConfigError, load_config
-from agent_r1.evaluation.answers import write_json
 from agent_r1.evaluation.diagnosis import (
     Figure,
     base_figures,
     scripted_figures,
     training_figures,
 )
-from agent_r1.evaluation.main import Progress
-from agent_r1.runtime.evaluation_client import ATTEMPT, EvalClient, EvalResult
+from agent_r1.evaluation.main import Progress, attempt_of
+from agent_r1.runtime.evaluation_client import EvalClient, EvalResult
 from agent_r1.runtime.exit_status import EXIT_FAILED
 from agent_r1.runtime.files.tasks import read_sets, read_task_file
 from agent_r1_proto.registry import Registry
@@ -86,10 +85,7 @@ def diagnose(arguments: argparse.Namespace) -> int:
             "passed": not missed,
             "figures": [figure.record() for figure in figures],
         }
-        try:
-            write_json(arguments.out, record)
-        except OSError as exc:
-            raise ValueError(f"--out ({arguments.out}) cannot be written: {exc.strerror}") from exc
+        write_out(arguments.out, record)
     return EXIT_FAILED if missed else 0
 
 
@@ -122,60 +118,47 @@ def _scripted(config: Config, sets: dict[str, list[Task]]) -> list[Figure]:
 
 def _ask(config: Config, questions: _Questions) -> _Answers:
     """Ask everything on services of its own."""
-    from agent_r1.launch import local_client
 
-    meter = Meter()
-
-    async def ask(served: Config) -> _Answers:
+    async def ask(served: Config, meter: Meter) -> _Answers:
         url = served.redis.connection_url()
         async with await Broker.connect(url, served.run.id, lease_s=served.redis.lease_s) as broker:
             await Registry(broker).set_newest_version(NewestVersion(policy_version=0))
             asker = _Asker(served, broker, meter)
             return _Answers(
-                greedy={n: await asker.greedy(tasks) for n, tasks in questions.sets.items()},
+                greedy={n: await asker.run(tasks, 0.0) for n, tasks in questions.sets.items()},
                 sampled={n: await asker.sampled(tasks) for n, tasks in questions.sets.items()},
                 groups=await asker.sampled(questions.training),
             )
 
-    try:
-        return local_client.run_client(config, ask, meter.event)
-    finally:
-        meter.end()
+    return on_services(config, ask)
 
 
+@dataclass
 class _Asker:
     """Asks the services of a run."""
 
-    def __init__(self, config: Config, broker: Broker, meter: Meter) -> None:
-        self._config = config
-        self._broker = broker
-        self._meter = meter
-
-    async def greedy(self, tasks: Sequence[Task]) -> list[EvalResult]:
-        """Return one greedy answer to each question."""
-        return await self._run(tasks, 0.0)
+    config: Config
+    broker: Broker
+    meter: Meter
 
     async def sampled(self, tasks: Sequence[Task]) -> list[list[EvalResult]]:
         """Return `diagnose.attempts` answers to each question, at temperature 1."""
-        attempts = self._config.diagnose.attempts
-        asked = [
-            task.model_copy(update={"metadata": {**task.metadata, ATTEMPT: attempt}})
-            for task in tasks
-            for attempt in range(attempts)
-        ]
-        results = await self._run(asked, 1.0)
+        attempts = self.config.diagnose.attempts
+        asked = [attempt_of(task, attempt) for task in tasks for attempt in range(attempts)]
+        results = await self.run(asked, 1.0)
         return [results[i : i + attempts] for i in range(0, len(results), attempts)]
 
-    async def _run(self, tasks: Sequence[Task], temperature: float) -> list[EvalResult]:
-        config, done, failed = self._config, 0, 0
+    async def run(self, tasks: Sequence[Task], temperature: float) -> list[EvalResult]:
+        """Return an answer to each question."""
+        config, done, failed = self.config, 0, 0
 
         def take(result: EvalResult) -> None:
             nonlocal done, failed
             done, failed = done + 1, failed + result.failed
-            self._meter.show(Progress("answered", done, len(tasks), failed))
+            self.meter.show(Progress("answered", done, len(tasks), failed))
 
         client = EvalClient(
-            self._broker,
+            self.broker,
             run_id=config.run.id,
             client_id="diagnose",
             sampling=SamplingParameters(temperature=temperature),

@@ -7,50 +7,36 @@ asks them through `agent_r1.evaluation`; `compare` reads two files that it wrote
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import JsonValue
-
+from agent_r1.cli.evaluation.asking import (
+    Meter,
+    ask_left,
+    command_again,
+    on_services,
+    open_evaluation,
+    questioning,
+    run_kept,
+    write_out,
+)
 from agent_r1.cli.evaluation.decoding import (
+    OPTIONS,
     check_tools,
     decoding_of,
     fitted_setting,
 )
 from agent_r1.cli.policy import describe_policy, with_policy
 from agent_r1.config import checks as config_checks
-from agent_r1.config.run import Config, ConfigError, dump_config, load_given
-from agent_r1.evaluation.answers import summary_file, write_json
+from agent_r1.config.run import Config, ConfigError, load_given
+from agent_r1.evaluation.answers import summary_file
 from agent_r1.evaluation.comparison import compare_files, comparison_lines, flip_lines
-from agent_r1.evaluation.config import SEARCH_TOOL, QuestioningConfig
-from agent_r1.evaluation.main import EvaluationRun, Progress
+from agent_r1.evaluation.config import SEARCH_TOOL
+from agent_r1.evaluation.main import EvaluationRun
 from agent_r1.evaluation.retrieval import check_spec
 from agent_r1.evaluation.summary import SetSummary, summary_lines
-from agent_r1.launch.status_line import StatusLine
-from agent_r1.launch.threads import in_thread
-from agent_r1.runtime.durations import format_duration
-from agent_r1.runtime.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES
-from agent_r1.runtime.files.run_folder import LIVE_DIR
-from agent_r1.tools.search.config import SearchConfig
+from agent_r1.runtime.exit_status import EXIT_LOSSES
 from agent_r1_proto.tasks import Decoding
-
-TELL_EVERY = 50
-TELL_EVERY_S = 30.0
-SHOW_EVERY_S = 0.2
-ENV_FACTS = (
-    *("type", "options", "max_turns", "max_calls_per_turn", "max_tokens_per_turn"),
-    *("max_tool_response_tokens", "max_tool_response_chars", "system_prompt", "enable_tools"),
-    *("answer_pattern", "chat_template_kwargs"),
-)
-TOOL_FACTS = (
-    *("type", "settings", "backend", "corpus", "index", "description", "top_k"),
-    *("passage_template", "separator", "empty_text", "max_chars", "max_query_chars"),
-)
-"""Keys that can change an answer; addresses, threads and time limits cannot."""
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
@@ -79,13 +65,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
     out: Path = arguments.out.resolve()
     if out.is_dir():
         raise ConfigError(f"--out ({out}) is a folder; name a file, such as {out}/scores.jsonl")
-    evaluation = EvaluationRun(
-        sets=config.evaluation.sets,
-        questioning=questioning(config, arguments.method, arguments.attempts, decoding),
-        out=out,
-        facts=evaluation_facts(config),
-        overwrite=arguments.overwrite,
-    )
+    asked = questioning(config, arguments.method, arguments.attempts, decoding)
+    evaluation = open_evaluation(config, asked, out, overwrite=arguments.overwrite)
     for note in evaluation.notes:
         print(note)
     policy, model = describe_policy(config.model.policy), config.model.policy
@@ -139,108 +120,19 @@ def _status(scores: Mapping[str, SetSummary], max_share: float) -> int:
 
 def _ask(evaluation: EvaluationRun, config: Config, arguments: argparse.Namespace) -> int:
     """Ask what is left on services of its own; say how to continue if that does not end."""
-    from agent_r1.launch import local_client
-
     total, before = len(evaluation.questions), len(evaluation.left)
     if before < total:
         print(f"{total - before} of {total} questions are answered; continuing with the rest")
-    meter = Meter()
-    searches = arguments.method == "naive_rag"
 
-    async def ask(served: Config) -> None:
-        await in_thread(
-            lambda: evaluation.ask(
-                run=served.run,
-                redis=served.redis,
-                search_url=search_url(served) if searches else None,
-                on_progress=meter.show,
-            )
-        )
+    async def ask(served: Config, meter: Meter) -> None:
+        await ask_left(evaluation, served, meter)
 
     def kept() -> str:
         done = total - len(evaluation.left)
-        return f"{done} of {total} answers are kept; continue with: {again(arguments)}"
+        told = f"{done} of {total} answers are kept; continue with: {again(arguments)}"
+        return told if done else ""
 
-    try:
-        local_client.run_client(config, ask, meter.event)
-    except KeyboardInterrupt:
-        meter.end()
-        print(f"stopped; {kept()}", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    except ValueError as exc:
-        meter.end()
-        if len(evaluation.left) == total:
-            raise
-        raise ValueError(f"{exc}\n{kept()}") from exc
-    meter.end()
-    return 0
-
-
-def search_url(served: Config) -> str | None:
-    """Return the base URL of the search tool: as configured, or as it announced itself.
-
-    Args:
-        served: what the launcher lends to its client; its run folder holds the announcements.
-
-    Returns:
-        The URL; None where no search tool is configured.
-
-    Raises:
-        ValueError: the tool that was started has not announced itself.
-    """
-    search = served.tools.get(SEARCH_TOOL)
-    if search is None or search.url is not None:
-        return None if search is None else search.url
-    file = served.run.folder() / LIVE_DIR / "announce" / SEARCH_TOOL / f"{SEARCH_TOOL}.json"
-    try:
-        return str(json.loads(file.read_text(encoding="utf-8"))["url"])
-    except (OSError, ValueError, KeyError) as exc:
-        raise ValueError(f"the search tool has not announced itself in {file}: {exc!r}") from exc
-
-
-class Meter:
-    """Shows progress: on a terminal in one line that changes, elsewhere in lines now and then."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        line = StatusLine(sys.stdout)
-        self.event, self.end = line.print, line.close
-        self._line = line
-        self._clock = clock
-        self._shown_at = 0.0
-        self._stage = ""
-        self._began = (0.0, 0)
-        """When this stage was first told of, in seconds, and how many were done by then."""
-        self._told = (0.0, 0)
-        """The same of the last line that stays."""
-
-    def show(self, progress: Progress) -> None:
-        """Take one step into account."""
-        now = self._clock()
-        if progress.stage != self._stage:
-            self._stage = progress.stage
-            self._began, self._told = (now, progress.done), (now, 0)
-        ended = progress.done == progress.total
-        if self._line.live:
-            if ended or now - self._shown_at >= SHOW_EVERY_S:
-                self._shown_at = now
-                self._line.show(self._text(progress, now))
-            return
-        told_at, told = self._told
-        if ended or progress.done - told >= TELL_EVERY or now - told_at >= TELL_EVERY_S:
-            self._told = (now, progress.done)
-            self.event(self._text(progress, now))
-
-    def _text(self, progress: Progress, now: float) -> str:
-        began, first = self._began
-        parts = [f"{progress.stage} {progress.done} of {progress.total}"]
-        if progress.failed:
-            parts.append(f"failed {progress.failed}")
-        if progress.reward is not None:
-            parts.append(f"reward {progress.reward:.3f}")
-        if first < progress.done < progress.total:
-            each_s = (now - began) / (progress.done - first)
-            parts.append(f"left {format_duration(each_s * (progress.total - progress.done))}")
-        return "  ".join(parts)
+    return run_kept(lambda: on_services(config, ask), kept)
 
 
 def _with_policy(config: Config, method: str, policy: str | None) -> Config:
@@ -286,53 +178,6 @@ def check_search(config: Config) -> None:
         )
 
 
-def questioning(
-    config: Config, method: str, attempts: int = 1, decoding: Decoding | None = None
-) -> QuestioningConfig:
-    """Return how questions are asked under a configuration."""
-    return QuestioningConfig.model_validate(
-        {
-            "method": method,
-            "attempts": attempts,
-            "decoding": decoding,
-            "temperature": config.evaluation.temperature,
-            "seed": config.run.seed,
-            "max_questions": config.evaluation.max_questions,
-            "max_attempts": config.learner.max_attempts,
-            "sample_timeout_s": config.learner.sample_timeout_s,
-            "tool_timeout_s": config.env.tool_timeout_s,
-        }
-    )
-
-
-def evaluation_facts(config: Config) -> dict[str, JsonValue]:
-    """Return what of a configuration can change an answer or a score, by dotted name.
-
-    `top_k` is that of the search tool: None without one, and of one that runs elsewhere.
-    """
-    values = dump_config(config)[0]
-    search = config.tools.get(SEARCH_TOOL)
-    facts: dict[str, JsonValue] = {
-        "policy": config.model.policy,
-        "top_k": search.top_k if isinstance(search, SearchConfig) and search.url is None else None,
-        "model.dtype": config.model.dtype,
-        "model.max_context": config.model.max_context,
-        "reward.rule": config.reward.rule,
-        "reward.components": dict(config.reward.components),
-    }
-    facts |= {f"env.{key}": values["env"][key] for key in ENV_FACTS}
-    facts |= dict(_tool_facts(values["tools"]))
-    return facts
-
-
-def _tool_facts(tools: dict[str, dict[str, JsonValue]]) -> Iterator[tuple[str, JsonValue]]:
-    for name, table in tools.items():
-        for key in TOOL_FACTS:
-            # Of a tool that runs elsewhere the table says nothing but its address.
-            if key in table and table.get("url") is None:
-                yield f"tools.{name}.{key}", table[key]
-
-
 def again(arguments: argparse.Namespace) -> str:
     """Return the command that continues an evaluation."""
     if isinstance(arguments.config, Mapping):
@@ -342,29 +187,10 @@ def again(arguments: argparse.Namespace) -> str:
         "--method": arguments.method,
         "--attempts": None if arguments.attempts == 1 else arguments.attempts,
         "--decode": arguments.decode,
-        "--decode-candidates": arguments.decode_candidates,
-        "--decode-keep": arguments.decode_keep,
-        "--decode-lookahead": arguments.decode_lookahead,
-        "--decode-beta": arguments.decode_beta,
-        "--decode-branch-below": arguments.decode_branch_below,
-        "--decode-continuations": arguments.decode_continuations,
-        "--decode-max-calls": arguments.decode_max_calls,
-        "--decode-scorer": arguments.decode_scorer,
+        **{f"--decode-{n.replace('_', '-')}": getattr(arguments, f"decode_{n}") for n in OPTIONS},
         "--out": arguments.out,
     }
     return command_again(("evaluate", arguments.config), arguments.options, named)
-
-
-def command_again(
-    command: Sequence[object], options: Sequence[str], named: Mapping[str, object | None]
-) -> str:
-    """Return a command line that can be pasted; options that are None are left out."""
-    words = ["agent-r1", *map(str, command)]
-    for name, value in named.items():
-        words += [] if value is None else [name, str(value)]
-    for option in options:
-        words += ["--set", option]
-    return shlex.join(words)
 
 
 def compare(arguments: argparse.Namespace) -> int:
@@ -377,8 +203,5 @@ def compare(arguments: argparse.Namespace) -> int:
     for line in [*comparison_lines(comparison), *flip_lines(comparison.flips)]:
         print(line)
     if arguments.out is not None:
-        try:
-            write_json(arguments.out, comparison.record())
-        except OSError as exc:
-            raise ValueError(f"--out ({arguments.out}) cannot be written: {exc.strerror}") from exc
+        write_out(arguments.out, comparison.record())
     return 0

@@ -12,6 +12,13 @@ import sys
 from statistics import fmean
 from typing import Any
 
+from agent_r1.cli.evaluation.asking import (
+    Meter,
+    ask_left,
+    on_services,
+    open_evaluation,
+    questioning,
+)
 from agent_r1.cli.evaluation.decoding import (
     DECODING_FILE,
     FittedSetting,
@@ -19,13 +26,11 @@ from agent_r1.cli.evaluation.decoding import (
     given_options,
     scorer_of,
 )
-from agent_r1.cli.evaluation.evaluate import Meter, evaluation_facts, questioning
 from agent_r1.cli.policy import config_file_of
 from agent_r1.config import checks as config_checks
 from agent_r1.config.run import Config, ConfigError
 from agent_r1.evaluation.guidance import Guidance, guidance
 from agent_r1.evaluation.main import EvaluationRun
-from agent_r1.launch.threads import in_thread
 from agent_r1.reward.components import ASKING
 from agent_r1.runtime.exit_status import EXIT_INTERRUPTED
 from agent_r1.runtime.files.writing import write_atomically
@@ -62,18 +67,15 @@ class Fit:
     ) -> EvaluationRun:
         evaluation = self._config.evaluation.model_copy(update={"temperature": temperature})
         config = self._config.model_copy(update={"evaluation": evaluation})
-        return EvaluationRun(
-            sets=config.evaluation.sets,
-            questioning=questioning(config, "base_tool_call", 1, decoding),
-            out=self._out.with_name(f"{self._out.stem}-{name}.jsonl"),
-            facts=evaluation_facts(config),
-        )
+        asked = questioning(config, "base_tool_call", 1, decoding)
+        out = self._out.with_name(f"{self._out.stem}-{name}.jsonl")
+        return open_evaluation(config, asked, out)
 
     async def run(self, served: Config, meter: Meter) -> FittedSetting:
         """Ask services, and return the setting that is best."""
         found: list[Guidance] = []
         for temperature, evaluation in self._measured.items():
-            await _ask(evaluation, served, meter)
+            await ask_left(evaluation, served, meter)
             places = [a.place for a in evaluation.file.answers.values() if a.place is not None]
             found.append(guidance(places, temperature, self.decoding.candidates))
             meter.event(_shown(found[-1]))
@@ -82,7 +84,7 @@ class Fit:
             return self._setting(best, self._guided(best))
         scores: dict[str, float] = {}
         for name, evaluation in self._others.items():
-            await _ask(evaluation, served, meter)
+            await ask_left(evaluation, served, meter)
             rewards = [a.reward for a in evaluation.file.answers.values() if a.reward is not None]
             scores[name] = fmean(rewards or [0.0])
             meter.event(f"{name}: mean reward {scores[name]:.3f}")
@@ -91,13 +93,8 @@ class Fit:
         return self._setting(best, vote)
 
     def _guided(self, found: Guidance) -> Decoding:
-        changes = {
-            "candidates": found.candidates,
-            "beta": found.beta,
-            "branch_below": found.branch_below,
-            "continuations": None,
-        }
-        return self.decoding.model_copy(update=changes)
+        fitted = found.model_dump(include={"candidates", "beta", "branch_below"})
+        return self.decoding.model_copy(update={**fitted, "continuations": None})
 
     def _setting(self, found: Guidance, decoding: Decoding | None) -> FittedSetting:
         component = self.decoding.scorer
@@ -109,13 +106,6 @@ class Fit:
             model=str(table.path) if table is not None and table.path is not None else None,
             reason=found.why_not,
             measured=found,
-        )
-
-
-async def _ask(evaluation: EvaluationRun, served: Config, meter: Meter) -> None:
-    if evaluation.left:
-        await in_thread(
-            lambda: evaluation.ask(run=served.run, redis=served.redis, on_progress=meter.show)
         )
 
 
@@ -131,25 +121,16 @@ def _shown(found: Guidance) -> str:
 
 def fit(arguments: argparse.Namespace, config: Config) -> int:
     """Measure the scorer of a run's policy, and write how to decode into the run folder."""
-    from agent_r1.launch import local_client
-
     run = config_file_of(config.model.policy)
     if run is None:
         raise ConfigError("--decode-fit writes into a run folder; name one with --policy")
     wanted = Fit(arguments, config)
     check_tools(wanted.decoding, config_checks.check(config, "evaluate").specs)
-    meter = Meter()
-
-    async def ask(served: Config) -> FittedSetting:
-        return await wanted.run(served, meter)
-
     try:
-        setting = local_client.run_client(config, ask, meter.event)
+        setting = on_services(config, wanted.run)
     except KeyboardInterrupt:
         print("stopped; the same command continues", file=sys.stderr)
         return EXIT_INTERRUPTED
-    finally:
-        meter.end()
     write_atomically(run.with_name(DECODING_FILE), setting.model_dump_json(indent=2) + "\n")
     print(setting.shown)
     print(f"setting: {run.with_name(DECODING_FILE)}; `--decode value_guided` takes it from now on")

@@ -1,29 +1,35 @@
 """`agent-r1 matrix`: real models on public data sets, asked and decoded in several ways.
 
 Reads the plan (matrix_plan.py), lets the local launcher start the services once for all cells that
-can share them, asks what is left, and writes the report (evaluation/matrix/report.py).
+can share them, asks what is left, and writes the report (evaluation/experiments/matrix_report.py).
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from agent_r1.cli.evaluation.asking import (
+    Meter,
+    ask_left,
+    command_again,
+    on_services,
+    open_evaluation,
+    run_kept,
+)
 from agent_r1.cli.evaluation.decoding import check_tools
-from agent_r1.cli.evaluation.evaluate import Meter, command_again, evaluation_facts
-from agent_r1.cli.evaluation.matrix_plan import Choice, MatrixPlan, PlannedCell, read_plan
-from agent_r1.cli.evaluation.table import package_versions
+from agent_r1.cli.evaluation.experiment import named, package_versions, print_results
+from agent_r1.cli.evaluation.matrix_plan import MatrixPlan, PlannedCell, read_plan
 from agent_r1.config import checks as config_checks
 from agent_r1.config.run import Config, ConfigError
 from agent_r1.evaluation.answers import Answer
+from agent_r1.evaluation.choosing import calls_of, choose, enough, tokens_of
+from agent_r1.evaluation.experiments.cell import MatrixCell, measure
+from agent_r1.evaluation.experiments.matrix_report import MatrixResults
+from agent_r1.evaluation.experiments.report import NOT_RUN
 from agent_r1.evaluation.main import EvaluationRun
-from agent_r1.evaluation.matrix.cells import load_cell, measure, read_cell, write_cell
-from agent_r1.evaluation.matrix.pool import calls_of, choose, enough, tokens_of
-from agent_r1.evaluation.matrix.report import NOT_RUN, Results, write_report
-from agent_r1.launch.threads import in_thread
-from agent_r1.runtime.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES
+from agent_r1.runtime.exit_status import EXIT_LOSSES
 
 
 def matrix(arguments: argparse.Namespace) -> int:
@@ -35,103 +41,90 @@ def matrix(arguments: argparse.Namespace) -> int:
     command again, it keeps finished cells and continues with the rest.
     """
     plan = read_plan(arguments.matrix, arguments.options, arguments.out)
-    if arguments.overwrite:
-        for cell in plan.runnable():
+    again = _again(arguments)
+    cells, overwrite = plan.runnable(), arguments.overwrite
+    if overwrite:
+        for cell in cells:
             cell.file.unlink(missing_ok=True)
-    left = [cell for cell in plan.runnable() if read_cell(cell.file, cell.settings) is None]
+    left = [cell for cell in cells if cell.read() is None]
     for reason in dict.fromkeys(cell for cell in plan.cells.values() if isinstance(cell, str)):
         print(f"left out, {reason}")
-    print(f"{len(plan.runnable()) - len(left)} of {len(plan.runnable())} cells are finished")
+    print(f"{len(cells) - len(left)} of {len(cells)} cells are finished")
     groups: dict[tuple[str, ...], list[PlannedCell]] = {}
     for cell in left:
         groups.setdefault(cell.services, []).append(cell)
     for group in groups.values():
         _check(group)
-    for group in groups.values():
-        try:
-            _run(group, overwrite=arguments.overwrite)
-        except KeyboardInterrupt:
-            print(f"stopped; {_kept(plan, arguments)}", file=sys.stderr)
-            return EXIT_INTERRUPTED
-        except ValueError as exc:
-            raise ValueError(f"{exc}\n{_kept(plan, arguments)}") from exc
-    results = Results(
+
+    def work() -> None:
+        for group in groups.values():
+            _run(group, overwrite=overwrite)
+
+    def kept() -> str:
+        done = sum(cell.file.exists() for cell in cells)
+        return f"{done} of {len(cells)} cells and all answers are kept; continue with: {again}"
+
+    if code := run_kept(work, kept):
+        return code
+    return _report(plan, again)
+
+
+def _report(plan: MatrixPlan, again: str) -> int:
+    results = MatrixResults(
         name=plan.name,
+        matrix=plan.asked,
         cells={
-            place: cell if isinstance(cell, str) else read_cell(cell.file, cell.settings) or NOT_RUN
+            place: cell if isinstance(cell, str) else cell.read() or NOT_RUN
             for place, cell in plan.cells.items()
         },
-        models=plan.models,
-        series=plan.series,
-        comparisons=plan.comparisons,
-        command=_again(arguments),
+        command=again,
         versions=package_versions(),
     )
-    for file in write_report(results, plan.results):
-        print(f"results: {file}")
+    print_results(results.write(plan.results))
     if NOT_RUN not in results.cells.values():
         return 0
-    print(f"!! questions failed: cells without results are asked again with: {_again(arguments)}")
+    print(f"!! questions failed: cells without results are asked again with: {again}")
     return EXIT_LOSSES
 
 
 def _check(group: Sequence[PlannedCell]) -> None:
     """Refuse what would fail once services run."""
-    named = " / ".join(group[0].services)
-    try:
+    with named(" / ".join(group[0].services)):
         specs = config_checks.check(group[0].config, "evaluate").specs
         for cell in group:
             check_tools(cell.questioning.decoding, specs)
-    except ConfigError as exc:
-        raise ConfigError(f"{named}: {exc}") from exc
 
 
 def _run(group: Sequence[PlannedCell], *, overwrite: bool) -> None:
     """Ask the cells of a group, one after the other, on one start of the services."""
-    from agent_r1.launch import local_client
-
     # Opened before anything starts: answers of other settings are refused here.
     evaluations: dict[Path, EvaluationRun] = {}
     for cell in group:
         if cell.answers not in evaluations:
             evaluations[cell.answers] = _evaluation(cell, overwrite=overwrite)
     # What chooses as many answers as another cell costs comes after that one.
-    ordered = sorted(group, key=lambda cell: cell.choice is not None)
-    meter = Meter()
+    ordered = sorted(group, key=lambda cell: cell.pooled)
 
-    async def ask(served: Config) -> None:
+    async def ask(served: Config, meter: Meter) -> None:
+        asked: list[EvaluationRun] = []
         for cell in ordered:
             evaluation = evaluations[cell.answers]
             if evaluation.left and evaluation not in asked:
                 asked.append(evaluation)
                 meter.event(f"{cell.answers.stem}: {len(evaluation.left)} answers")
-                await in_thread(
-                    lambda evaluation=evaluation: evaluation.ask(
-                        run=served.run, redis=served.redis, on_progress=meter.show
-                    )
-                )
+                await ask_left(evaluation, served, meter)
             meter.event(_finish(cell, evaluation))
 
-    asked: list[EvaluationRun] = []
-    try:
-        if any(evaluation.left for evaluation in evaluations.values()):
-            local_client.run_client(group[0].config, ask, meter.event)
-        else:  # interrupted after the last answer
-            for cell in ordered:
-                meter.event(_finish(cell, evaluations[cell.answers]))
-    finally:
-        meter.end()
+    if any(evaluation.left for evaluation in evaluations.values()):
+        on_services(group[0].config, ask)
+    else:  # interrupted after the last answer
+        for cell in ordered:
+            print(_finish(cell, evaluations[cell.answers]))
 
 
 def _evaluation(cell: PlannedCell, *, overwrite: bool) -> EvaluationRun:
     try:
-        return EvaluationRun(
-            sets={cell.place.set: cell.source},
-            questioning=cell.questioning,
-            out=cell.answers,
-            facts=evaluation_facts(cell.config),
-            overwrite=overwrite,
-        )
+        return open_evaluation(cell.config, cell.questioning, cell.answers, overwrite=overwrite)
     except ValueError as exc:
         raise ConfigError(f"{cell.place.name}: {exc}") from exc
 
@@ -139,21 +132,21 @@ def _evaluation(cell: PlannedCell, *, overwrite: bool) -> EvaluationRun:
 def _finish(cell: PlannedCell, evaluation: EvaluationRun) -> str:
     """Write a cell's numbers, unless too many questions failed; return a line about it."""
     answers, candidates = list(evaluation.file.answers.values()), None
-    if cell.choice is not None:
-        candidates = _candidates(cell.choice, answers)
+    if cell.pooled:
+        candidates = _candidates(cell, answers)
         if candidates is None:
             return (
                 f"!! {cell.place.name}: not measured, since its cost is that of a cell which is "
                 "not finished"
             )
-        answers = choose(answers, candidates, cell.choice.scorer)
+        answers = choose(answers, candidates, cell.scorer)
     failed = sum(answer.failed for answer in answers)
     if failed > cell.config.learner.max_lost_share * len(answers):
         return f"!! {cell.place.name}: {failed} of {len(answers)} questions failed: " + "; ".join(
             evaluation.failures()
         )
     found = measure(answers, cell.family, cell.settings, candidates=candidates)
-    write_cell(cell.file, found)
+    found.write(cell.file)
     return (
         f"{cell.place.name}: {cell.family.measure} {found.score[0]:.3f} "
         f"[{found.score[1]:.3f}, {found.score[2]:.3f}]  "
@@ -161,26 +154,20 @@ def _finish(cell: PlannedCell, evaluation: EvaluationRun) -> str:
     )
 
 
-def _candidates(choice: Choice, answers: Sequence[Answer]) -> int | None:
+def _candidates(cell: PlannedCell, answers: Sequence[Answer]) -> int | None:
     """Return how many answers of the pool are chosen from.
 
     None where they are to cost as much as a cell that is not finished.
     """
-    if choice.costs_as is None:
-        return choice.candidates
-    costing = load_cell(choice.costs_as)
+    fewest = cell.entry.candidates
+    if cell.costs_as is None:
+        return fewest
+    costing = MatrixCell.read(cell.costs_as)
     if costing is None:
         return None
-    if choice.counts == "calls":
-        return enough(answers, calls_of, costing.calls[0], choice.candidates)
-    return enough(answers, tokens_of, costing.sampled_tokens[0], choice.candidates)
-
-
-def _kept(plan: MatrixPlan, arguments: argparse.Namespace) -> str:
-    cells = plan.runnable()
-    done = sum(cell.file.exists() for cell in cells)
-    command = _again(arguments)
-    return f"{done} of {len(cells)} cells and all answers are kept; continue with: {command}"
+    if cell.entry.calls_of is not None:
+        return enough(answers, calls_of, costing.calls[0], fewest)
+    return enough(answers, tokens_of, costing.sampled_tokens[0], fewest)
 
 
 def _again(arguments: argparse.Namespace) -> str:

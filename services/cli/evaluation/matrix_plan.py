@@ -6,31 +6,35 @@ so; a mistake in a file is an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
-from typing import Literal
 
-from pydantic import JsonValue, ValidationError
+from pydantic import JsonValue
 
+from agent_r1.cli.evaluation.asking import questioning
 from agent_r1.cli.evaluation.decoding import read_setting, scorer_of, with_scorers
-from agent_r1.cli.evaluation.evaluate import evaluation_facts, questioning
+from agent_r1.cli.evaluation.experiment import Plan, places, read_experiment
+from agent_r1.cli.evaluation.settings import asked_settings
 from agent_r1.cli.policy import with_policy
 from agent_r1.config.checks import use_plugins
-from agent_r1.config.files import read_file
 from agent_r1.config.run import Config, load_config
-from agent_r1.config.sources import ConfigError, explain
+from agent_r1.config.sources import ConfigError
+from agent_r1.evaluation.answers import differences
 from agent_r1.evaluation.config import QuestioningConfig
-from agent_r1.evaluation.matrix import prompts
-from agent_r1.evaluation.matrix.config import (
+from agent_r1.evaluation.experiments import prompts
+from agent_r1.evaluation.experiments.cell import MatrixCell, check_settings
+from agent_r1.evaluation.experiments.config import (
     SET_NAMES,
     ComparisonEntry,
     DecodeEntry,
     MatrixFile,
     Method,
+    ModelEntry,
     SetName,
 )
-from agent_r1.evaluation.matrix.data_sets import (
+from agent_r1.evaluation.experiments.data_sets import (
     CODE,
     DATA_SETS,
     OWN,
@@ -39,13 +43,11 @@ from agent_r1.evaluation.matrix.data_sets import (
     family_of,
     read_questions,
 )
-from agent_r1.evaluation.matrix.questions import Question
-from agent_r1.evaluation.matrix.report import CellKey
-from agent_r1.reward.components import ASKING
+from agent_r1.evaluation.experiments.matrix_report import CellKey
+from agent_r1.evaluation.experiments.questions import Question
 from agent_r1.reward.config import measuring_advice
 from agent_r1.runtime.files.data_source import DataSource
 from agent_r1.runtime.files.source import write_lines
-from agent_r1.runtime.files.tasks import source_digest
 from agent_r1.tools.loading import describe_tool
 from agent_r1_proto.tasks import Decoding
 from agent_r1_proto.tools import ToolSpec
@@ -62,52 +64,55 @@ class PlannedCell:
     """One evaluation."""
 
     place: CellKey
-    family: Family
     config: Config
     """Of the services, and of what is asked."""
     services: tuple[str, ...]
     """Cells in which this is the same run on one start of the services."""
     questioning: QuestioningConfig
-    source: DataSource
-    """Task file: of a public data set, written by the plan."""
     answers: Path
     """Result file, one line a question."""
     file: Path
     """Where its numbers go."""
     settings: Mapping[str, JsonValue]
     """All that can change an answer or a score, without paths."""
-    choice: Choice | None = None
-    """How answers of the pool are chosen; None: each answer is taken as it is."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """How one answer is chosen from the pool's answers to a question."""
-
-    candidates: int
-    """Answers that are chosen from, at least."""
+    entry: DecodeEntry
+    """How answers are found."""
+    pooled: bool
+    """Whether an answer is chosen from those of the pool; else each is taken as it is."""
     scorer: str | None
-    """Component that says which is the best; None takes the most frequent."""
-    costs_as: Path | None
-    """File of the cell whose cost is to be reached; None: exactly `candidates`."""
-    counts: Literal["tokens", "calls"] = "tokens"
-    """What is counted."""
+    """Component that says which answer is the best; None takes the most frequent."""
+
+    @property
+    def costs_as(self) -> Path | None:
+        """File of the cell whose cost is to be reached by what is chosen from."""
+        named = self.entry.tokens_of or self.entry.calls_of
+        if named is None:
+            return None
+        return self.file.with_name(f"{replace(self.place, decode=named).name}.json")
+
+    @property
+    def family(self) -> Family:
+        """How its data set is asked and scored."""
+        return family_of(self.place.set)
+
+    def read(self) -> MatrixCell | None:
+        """Return its numbers; None where it is not finished.
+
+        Raises:
+            ValueError: the file cannot be read, or was made with other settings.
+        """
+        cell = MatrixCell.read(self.file)
+        if cell is not None:
+            check_settings(self.file, differences(cell.settings, self.settings), "--overwrite")
+        return cell
 
 
-@dataclass(frozen=True)
-class MatrixPlan:
+@dataclass(frozen=True, kw_only=True)
+class MatrixPlan(Plan[MatrixFile]):
     """Everything a matrix file asks for."""
 
-    name: str
-    results: Path
-    """Files to write, without suffix."""
-    models: Mapping[str, str]
-    """What each model is, as the file names it."""
     cells: Mapping[CellKey, PlannedCell | str]
     """In the order of the report; a text is why a cell cannot be run."""
-    series: Mapping[str, str]
-    """By the name of a way to decode: what it has in common with others that cost more or less."""
-    comparisons: Sequence[ComparisonEntry]
 
     def runnable(self) -> list[PlannedCell]:
         """Return the cells that can be run."""
@@ -126,24 +131,20 @@ def read_plan(file: Path, options: list[str], out: Path | None = None) -> Matrix
         ConfigError: a key is unknown, a value not allowed, or a model not there.
         SourceError: a record of a data set does not fit.
     """
-    matrix = _read_file(file)
+    entries = {"models": ModelEntry, "decode": DecodeEntry, "comparisons": ComparisonEntry}
+    matrix = read_experiment(MatrixFile, file, **entries)
     base_folder = file.resolve().parent
     base = load_config(base_folder / matrix.config, options).config
     use_plugins(base)
-    results = (base_folder / matrix.results).resolve()
-    folder = (MATRIX_FOLDER / results.name).resolve()
-    if out is not None:
-        results, folder = out.resolve() / results.name, out.resolve()
-    planner = _Planner(matrix, base_folder, base, results, folder)
-    models = {entry.name: entry.policy for entry in matrix.models}
-    series = {decode.label: decode.series for decode in matrix.decode}
-    cells = dict(planner.cells())
-    return MatrixPlan(results.name, results, models, cells, series, matrix.comparisons)
+    cells = matrix.results.with_name(f"{matrix.results.name}_cells")
+    where_to = places(matrix, file, MATRIX_FOLDER, cells, out)
+    planner = _Planner(matrix, base_folder, base, where_to["cells_folder"], where_to["folder"])
+    return MatrixPlan(asked=matrix, cells=dict(planner.cells()), **where_to)
 
 
 class _Planner:
     def __init__(
-        self, matrix: MatrixFile, base_folder: Path, base: Config, results: Path, folder: Path
+        self, matrix: MatrixFile, base_folder: Path, base: Config, cells: Path, folder: Path
     ) -> None:
         self._matrix = matrix
         self._base_folder = base_folder
@@ -155,12 +156,9 @@ class _Planner:
             for entry in matrix.models
         }
         self._base = base
-        self._results = results
+        self._cells = cells
         self._folder = folder
-        self._decodings = {
-            decode.label: decode.decoding(lambda named: self._scorer_of(named))
-            for decode in matrix.decode
-        }
+        self._decodings = {d.label: d.decoding(self._scorer_of) for d in matrix.decode}
 
     def _scorer_of(self, named: str | None) -> str:
         """Return the component that scores branches of every model."""
@@ -174,11 +172,11 @@ class _Planner:
 
     def cells(self) -> Iterator[tuple[CellKey, PlannedCell | str]]:
         yield from self._published() if self._matrix.sets else ()
-        for name, source in self._matrix.tasks.items():
-            for model in self._models:
-                for decode in self._matrix.decode:
-                    place = CellKey(model, name, AS_THEY_ARE, decode.label)
-                    yield place, self._own_cell(place, decode, source)
+        for (name, source), model, decode in product(
+            self._matrix.tasks.items(), self._models, self._matrix.decode
+        ):
+            place = CellKey(model, name, AS_THEY_ARE, decode.label)
+            yield place, self._own_cell(place, decode, source)
 
     def _own_cell(self, place: CellKey, decode: DecodeEntry, source: DataSource) -> PlannedCell:
         config = self._models[place.model]
@@ -188,31 +186,27 @@ class _Planner:
                 f"{measuring_advice(OWN.component, config.reward.components)}"
             )
         services = (place.model, OWN.title, AS_THEY_ARE)
-        cell = self._planned(place, decode, config, self._source(source), services, OWN)
+        cell = self._planned(place, decode, config, self._source(source), services)
         settings = {**cell.settings, "max_questions": cell.questioning.max_questions}
         return replace(cell, settings=settings)
 
     def _published(self) -> Iterator[tuple[CellKey, PlannedCell | str]]:
         for name in SET_NAMES:
+            family = DATA_SETS[name].family
             try:
                 questions, missing = self._questions(name), ""
             except NoDataError as exc:
                 questions, missing = [], f"no data: {exc}"
-            specs = self._specs(DATA_SETS[name].family)
+            specs = self._specs(family)
             for method in self._matrix.methods:
-                gap = missing or self._gap(method, DATA_SETS[name].family, specs)
-                tasks = "" if gap else self._write_tasks(name, method, questions, specs)
-                for model in self._models:
-                    for decode in self._matrix.decode:
-                        place = CellKey(model, name, method, decode.label)
-                        if (
-                            not gap
-                            and decode.method == "majority"
-                            and DATA_SETS[name].family is CODE
-                        ):
-                            yield place, "no majority: programs are not equal as texts"
-                        else:
-                            yield place, gap or self._cell(place, method, decode, Path(tasks))
+                gap = missing or self._gap(method, family, specs)
+                tasks = Path() if gap else self._write_tasks(name, method, questions, specs)
+                for model, decode in product(self._models, self._matrix.decode):
+                    place = CellKey(model, name, method, decode.label)
+                    if not gap and decode.method == "majority" and family is CODE:
+                        yield place, "no majority: programs are not equal as texts"
+                    else:
+                        yield place, gap or self._cell(place, method, decode, tasks)
 
     def _questions(self, name: SetName) -> list[Question]:
         source = self._matrix.sets.get(name)
@@ -246,12 +240,12 @@ class _Planner:
 
     def _write_tasks(
         self, name: SetName, method: Method, questions: list[Question], specs: dict[str, ToolSpec]
-    ) -> str:
+    ) -> Path:
         family = DATA_SETS[name].family
         file = self._folder / "tasks" / f"{name}-{method}.jsonl"
         spec = specs.get(family.tool)
         write_lines(file, (prompts.make_task(q, name, method, family, spec) for q in questions))
-        return str(file)
+        return file
 
     def _cell(
         self, place: CellKey, method: Method, decode: DecodeEntry, tasks: Path
@@ -262,7 +256,7 @@ class _Planner:
         services = (place.model, family.title, style)
         turns = prompts.max_turns(method, family)
         source = DataSource(source=tasks)
-        return self._planned(place, decode, config, source, services, family, turns)
+        return self._planned(place, decode, config, source, services, turns)
 
     def _planned(
         self,
@@ -271,7 +265,6 @@ class _Planner:
         config: Config,
         source: DataSource,
         services: tuple[str, ...],
-        family: Family,
         max_turns: int | None = None,
     ) -> PlannedCell:
         decoding, temperature = self._decodings[decode.label], decode.temperature
@@ -284,35 +277,29 @@ class _Planner:
         # The sets of the configuration are gone, and so is what names them.
         diagnose = config.diagnose.model_copy(update={"sets": None})
         config = config.model_copy(update={"evaluation": evaluation, "diagnose": diagnose})
-        choice, answers = None, place.name
-        if self._matrix.pools(decode):
-            assert decoding is not None  # of every method but greedy and fitted
-            choice, decoding = self._choice(place, decode, decoding), None
+        pooled = self._matrix.pools(decode)
+        scorer = decoding and decoding.scorer
+        answers, attempts, pool = place.name, 1, dict[str, JsonValue]()
+        if pooled:
             answers = replace(place, decode=f"{POOL}_{temperature:g}").name
-        attempts = 1 if choice is None else self._matrix.pool or 1
-        asked = questioning(config, "agent", attempts, decoding)
-        changes = {"max_turns": max_turns, "greedy_first": choice is not None}
-        asked = asked.model_copy(update=changes)
+            pool, decoding, attempts = (
+                _pool_settings(place, decode, scorer),
+                None,
+                self._matrix.pool,
+            )
+        asked = questioning(config, "agent", attempts or 1, decoding)
+        asked = asked.model_copy(update={"max_turns": max_turns, "greedy_first": pooled})
         return PlannedCell(
             place=place,
-            family=family,
             config=config,
             services=services,
             questioning=asked,
-            source=source,
             answers=self._folder / "answers" / f"{answers}.jsonl",
-            file=self._file(place),
-            settings=_settings(config, asked, source) | _choice_settings(choice),
-            choice=choice,
-        )
-
-    def _choice(self, place: CellKey, decode: DecodeEntry, decoding: Decoding) -> Choice:
-        costing = decode.tokens_of or decode.calls_of
-        return Choice(
-            candidates=decode.candidates,
-            scorer=decoding.scorer,
-            costs_as=None if costing is None else self._file(replace(place, decode=costing)),
-            counts="tokens" if decode.calls_of is None else "calls",
+            file=self._cells / f"{place.name}.json",
+            settings=asked_settings(config, asked, source) | pool,
+            entry=decode,
+            pooled=pooled,
+            scorer=scorer,
         )
 
     def _fitted(self, model: str) -> tuple[Decoding | None, float]:
@@ -331,10 +318,6 @@ class _Planner:
                 f"no such scorer; add it to its scorers: {scorer} = {fitted.model!r}"
             )
         return fitted.decoding, fitted.temperature
-
-    def _file(self, place: CellKey) -> Path:
-        folder = self._results.with_name(f"{self._results.name}_cells")
-        return folder / f"{place.name}.json"
 
 
 def service_config(config: Config, family: Family, style: str) -> Config:
@@ -362,49 +345,17 @@ def service_config(config: Config, family: Family, style: str) -> Config:
     )
 
 
-def _choice_settings(choice: Choice | None) -> dict[str, JsonValue]:
-    if choice is None:
-        return {}
-    costing = None if choice.costs_as is None else choice.costs_as.stem
+def _pool_settings(place: CellKey, entry: DecodeEntry, scorer: str | None) -> dict[str, JsonValue]:
+    costing = entry.tokens_of or entry.calls_of
     return {
-        "pool.candidates": choice.candidates,
-        "pool.scorer": choice.scorer,
-        f"pool.{choice.counts}_of": costing,
+        "pool.candidates": entry.candidates,
+        "pool.scorer": scorer,
+        f"pool.{'calls' if entry.calls_of else 'tokens'}_of": costing
+        and replace(place, decode=costing).name,
     }
-
-
-def _settings(config: Config, asked: QuestioningConfig, source: DataSource) -> dict[str, JsonValue]:
-    facts = {
-        **evaluation_facts(config),
-        "seed": asked.seed,
-        "temperature": asked.temperature,
-        "max_turns": asked.max_turns,
-        "tasks": f"sha256:{source_digest(source)}",
-        **({} if asked.attempts == 1 else {"attempts": asked.attempts}),
-        **({"greedy_first": True} if asked.greedy_first else {}),
-        **{
-            f"reward.{table}.model": getattr(config.reward, table).model
-            for name, table in ASKING.items()
-            if name in config.reward.components
-        },
-    }
-    if asked.decoding is not None:
-        facts |= {f"decoding.{k}": v for k, v in asked.decoding.model_dump(mode="json").items()}
-    return {key: value for key, value in facts.items() if not _is_place(value)}
-
-
-def _is_place(value: JsonValue) -> bool:
-    return isinstance(value, str) and Path(value).is_absolute()
 
 
 def _located(policy: str, base_folder: Path) -> str:
     """Return a policy whose relative folder means the matrix file's, as all paths in it do."""
     beside = base_folder / Path(policy).expanduser()
     return str(beside.resolve()) if beside.is_dir() else policy
-
-
-def _read_file(file: Path) -> MatrixFile:
-    try:
-        return MatrixFile.model_validate(read_file(file))
-    except ValidationError as exc:
-        raise ConfigError(f"{file}: {explain(exc, {})}") from exc

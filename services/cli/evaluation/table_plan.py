@@ -8,52 +8,51 @@ keys come last.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from pydantic import JsonValue, ValidationError
+from pydantic import JsonValue
 
 from agent_r1.cli.evaluation.evaluate import check_search
+from agent_r1.cli.evaluation.experiment import Plan, named, places, read_experiment
+from agent_r1.cli.evaluation.settings import (
+    DIR_KEY,
+    differences_since,
+    flat_settings,
+    trained_settings,
+)
 from agent_r1.config import checks as config_checks
-from agent_r1.config.files import read_file
 from agent_r1.config.look import Look
-from agent_r1.config.run import OUTPUT_KEYS, Config, dump_config, load_config
+from agent_r1.config.run import OUTPUT_KEYS, Config, load_config
 from agent_r1.config.sources import (
     ConfigError,
-    explain,
     field_annotation,
     flat_leaves,
-    leaves,
     located,
     option_settings,
 )
 from agent_r1.evaluation.answers import differences
-from agent_r1.evaluation.table.config import (
+from agent_r1.evaluation.experiments.cell import SEED_KEY, TableCell, check_settings
+from agent_r1.evaluation.experiments.config import (
     BASELINE_TITLES,
-    EXACT_MATCH,
     Baseline,
     ContrastConfig,
     MethodConfig,
-    Part,
     TableFile,
 )
-from agent_r1.reward.config import RewardConfig, measuring_advice
-from agent_r1_proto.rewards import PAPER_MEASURES
+from agent_r1.evaluation.experiments.estimates import Row
+from agent_r1.reward.config import measuring_advice
 
-CANARY = "learner.canary_"
-"""How keys begin that say how closely pushes are watched."""
-RULE = "reward.rule"
-COMPONENTS = "reward.components."
 ROW_KEYS = ("learner.", "evaluation.", "run.seed", "run.dir", "model.path")
 """What may differ between runs: nothing that a service which stays up needs. Each learner pushes
 the weights of its own model."""
 SAME_KEYS = ("evaluation.sets", "evaluation.temperature", "evaluation.max_questions")
 """And these may not, or rows would answer different questions."""
-SEED_KEY, DIR_KEY, MODEL_KEY = "run.seed", "run.dir", "model.path"
+MODEL_KEY = "model.path"
 SEED = "{seed}"
 """Stands for the seed of the run in a value of a method."""
 EVALUATED = {"evaluation.before": False, "evaluation.every": 0, "evaluation.after": True}
@@ -63,7 +62,7 @@ TABLES_FOLDER = Path("runs") / "table"
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One training run."""
+    """One training run, or a baseline, which trains nothing."""
 
     method: str
     title: str
@@ -76,50 +75,27 @@ class PlannedRun:
         """Name the run for people."""
         return f"{self.title} seed {self.seed}"
 
+    @cached_property
+    def settings(self) -> dict[str, JsonValue]:
+        """Every value of the configuration by dotted key, except the folder."""
+        return flat_settings(self.config)
 
-@dataclass(frozen=True)
-class PlannedMethod:
-    """One row of one of the tables."""
-
-    name: str
-    title: str
-    table: Part
-    settings: Mapping[str, JsonValue]
-    runs: Sequence[PlannedRun]
-    """One a seed; those of an earlier method where every setting is the same."""
+    def cell_settings(self) -> dict[str, JsonValue]:
+        """Return the settings of its cell."""
+        return trained_settings(self.settings, trains=self.method not in BASELINE_TITLES)
 
 
-@dataclass(frozen=True)
-class TablePlan:
+@dataclass(frozen=True, kw_only=True)
+class TablePlan(Plan[TableFile]):
     """Everything a table file asks for."""
 
-    file: Path
-    name: str
     base: Config
     """Of the services and the baselines."""
-    baselines: Sequence[Baseline]
-    methods: Sequence[PlannedMethod]
-    results: Path
-    """Files to write, without suffix."""
-    folder: Path
-    """Folder of the runs, the baselines' answers and the services' logs."""
-    chosen_on: str = ""
-    """Which choices were made while looking at which questions."""
-    remarks: str = ""
-    """Sentences for the report that no number says."""
-    contrasts: Sequence[ContrastConfig] = ()
-    """Comparisons that are tested."""
-    average: Sequence[str] = ()
-    """Sets that the average is over; none: those whose kind of question was trained on."""
-    threshold: float | None = None
-    """Mean measure until which the sampled tokens of training are counted."""
-    cells: Path | None = None
-    """Folder with a small file for every finished run and baseline."""
-    measure: str = EXACT_MATCH
-    """The reward component that is compared."""
+    methods: Sequence[Row[PlannedRun]]
+    """Methods with the same settings share their runs."""
 
     def runs(
-        self, only: Sequence[str] | None = None, seeds: Sequence[int] | None = None
+        self, only: Sequence[str] | None = None, seeds: Sequence[str] | None = None
     ) -> list[PlannedRun]:
         """Return every run once, seed by seed: what is finished early can be compared.
 
@@ -130,7 +106,7 @@ class TablePlan:
         wanted = [m for m in self.methods if only is None or m.name in only]
         by_seed = zip_longest(*(method.runs for method in wanted))
         runs = {run.folder: run for of_seed in by_seed for run in of_seed if run is not None}
-        return [run for run in runs.values() if seeds is None or run.seed in seeds]
+        return [run for run in runs.values() if seeds is None or str(run.seed) in seeds]
 
     def baseline(self, name: Baseline) -> PlannedRun:
         """Return a baseline as a run that trains nothing; tables with one folder of cells may ask
@@ -141,6 +117,25 @@ class TablePlan:
     def answers(self, baseline: Baseline) -> Path:
         """Return the result file of a baseline."""
         return self.folder / "baselines" / f"{baseline}.jsonl"
+
+    def cell_file(self, run: PlannedRun) -> Path | None:
+        """Return the file of a run's cell; None where the table keeps none."""
+        return self.cells_folder and self.cells_folder / f"{run.folder.name}.json"
+
+    def read_cell(self, run: PlannedRun) -> TableCell | None:
+        """Return the cell of a run; None where it has none.
+
+        Raises:
+            ValueError: the file cannot be read, or was made with other settings or for another
+                measure.
+        """
+        file, measure = self.cell_file(run), self.asked.measure
+        cell = TableCell.read(file)
+        if cell is not None:
+            found = differences({"measure": cell.measure}, {"measure": measure})
+            found += differences_since(cell.settings, run.cell_settings(), run.config, measure)
+            check_settings(file, found, f"--only {run.method} --overwrite")
+        return cell
 
 
 def read_plan(file: Path, options: Sequence[str] = (), out: Path | None = None) -> TablePlan:
@@ -156,27 +151,22 @@ def read_plan(file: Path, options: Sequence[str] = (), out: Path | None = None) 
         ConfigError: a key is unknown, a value not allowed, or a run could not work beside the
             others; the text names the method. What a run needs is for `check_runs` to find.
     """
-    table = _read_table(file)
+    table = read_experiment(TableFile, file, methods=MethodConfig, contrasts=ContrastConfig)
     base_folder = file.resolve().parent
-    config_file = base_folder / table.config
-    results = (base_folder / table.results).resolve()
-    folder = (TABLES_FOLDER / results.name).resolve()
-    cells = None if table.cells is None else (base_folder / table.cells).resolve()
-    if out is not None:
-        results, folder = out.resolve() / results.name, out.resolve()
-        cells = cells and folder / cells.name
+    where_to = places(table, file, TABLES_FOLDER, table.cells, out)
     common = [*_options(table.defaults, base_folder, f"{file}: [defaults]"), *options]
     fixed = [f"{key}={_toml(value)}" for key, value in EVALUATED.items()]
 
     def resolved(own: Sequence[str], run_dir: Path, seed: int | None = None) -> Config:
         numbers = [] if seed is None else [f"{SEED_KEY}={seed}"]
-        place = f"{DIR_KEY}={json.dumps(str(run_dir))}"
-        return load_config(config_file, [*common, *own, *fixed, *numbers, place]).config
+        values = [*common, *own, *fixed, *numbers, f"{DIR_KEY}={json.dumps(str(run_dir))}"]
+        return load_config(base_folder / table.config, values).config
 
-    base = resolved([], folder)
+    base = resolved([], where_to["folder"])
     _check_base(base, table)
     _check_sets(file, table, base)
-    methods: list[PlannedMethod] = []
+    there = flat_settings(base)
+    methods: list[Row[PlannedRun]] = []
     known: dict[str, PlannedRun] = {}
     for method in table.methods:
         where = _where(file, method.name)
@@ -184,30 +174,15 @@ def read_plan(file: Path, options: Sequence[str] = (), out: Path | None = None) 
         title = method.title or method.name
         runs: list[PlannedRun] = []
         for seed in method.seeds or table.seeds:
-            run_dir = folder / "runs" / f"{method.name}_seed{seed}"
-            with _named(where):
+            run_dir = where_to["folder"] / "runs" / f"{method.name}_seed{seed}"
+            with named(where):
                 own = json.loads(json.dumps(method.set).replace(SEED, str(seed)))
                 config = resolved(_options(own, base_folder, where), run_dir, seed)
-                _check_run(config, base, settings)
-            run = PlannedRun(method.name, title, seed, run_dir, config)
-            runs.append(known.setdefault(json.dumps(flat_settings(config), sort_keys=True), run))
-        methods.append(PlannedMethod(method.name, title, method.table, settings, runs))
-    return TablePlan(
-        file=file,
-        name=results.name,
-        base=base,
-        baselines=table.baselines,
-        methods=methods,
-        results=results,
-        folder=folder,
-        chosen_on=table.chosen_on,
-        remarks=table.remarks,
-        contrasts=table.contrasts,
-        average=table.average or (),
-        threshold=table.threshold,
-        cells=cells,
-        measure=table.measure,
-    )
+                run = PlannedRun(method.name, title, seed, run_dir, config)
+                _check_run(run, there, settings)
+            runs.append(known.setdefault(json.dumps(run.settings, sort_keys=True), run))
+        methods.append(Row(method.name, title, method.table, runs, settings=settings))
+    return TablePlan(asked=table, base=base, methods=methods, **where_to)
 
 
 def check_runs(plan: TablePlan, runs: Sequence[PlannedRun]) -> None:
@@ -227,125 +202,30 @@ def check_runs(plan: TablePlan, runs: Sequence[PlannedRun]) -> None:
     for run in runs:
         firsts.setdefault((run.method, run.config.model.path), run)
     for run in firsts.values():
-        with _named(_where(plan.file, run.method)):
+        with named(_where(plan.file, run.method)):
             config_checks.check(run.config, "train", machine=False)
 
 
-def chosen(plan: TablePlan, only: str | None) -> list[str] | None:
-    """Return the names that `--only` lists; None without it.
+def chosen(option: str, names: str | None, known: Iterable[object]) -> list[str] | None:
+    """Return the names that an option lists; None without it.
 
     Raises:
-        ConfigError: a name is no method of the table.
+        ConfigError: a name is not known.
     """
-    if only is None:
+    if names is None:
         return None
-    names = [name.strip() for name in only.split(",") if name.strip()]
-    known = [*plan.baselines, *(method.name for method in plan.methods)]
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"--only names {name!r}; the table has {', '.join(known)}")
-    if not names:
-        raise ConfigError(f"--only is empty; name one of {', '.join(known)}")
-    return names
-
-
-def flat_settings(config: Config) -> dict[str, JsonValue]:
-    """Return every value of a run's configuration by dotted key, except its folder."""
-    return flat_values(dump_config(config)[0])
-
-
-def flat_values(values: Mapping[str, Any]) -> dict[str, JsonValue]:
-    """Return the values of a `config.json` in the same form."""
-    found = dict(flat_leaves(values))
-    found.pop(DIR_KEY, None)
+    has = ", ".join(map(str, known))
+    found = [name.strip() for name in names.split(",") if name.strip()]
+    for name in found:
+        if name not in has.split(", "):
+            raise ConfigError(f"{option} names {name!r}; the table has {has}")
+    if not found:
+        raise ConfigError(f"{option} is empty; name one of {has}")
     return found
-
-
-def chosen_seeds(plan: TablePlan, seeds: str | None) -> list[int] | None:
-    """Return the seeds that `--seeds` lists; None without it.
-
-    Raises:
-        ConfigError: one is no seed of the table.
-    """
-    if seeds is None:
-        return None
-    known = sorted({run.seed for run in plan.runs()})
-    names = [name.strip() for name in seeds.split(",")]
-    for name in names:
-        if name not in map(str, known):
-            raise ConfigError(f"--seeds names {name!r}; the table has {known}")
-    return [int(name) for name in names]
-
-
-def differences_since(
-    there: Mapping[str, JsonValue], here: Mapping[str, JsonValue], config: Config, measure: str
-) -> list[str]:
-    """Say in what the settings of an earlier run differ from those of a planned one.
-
-    A key that is newer than the earlier run was at its default then. What watches a run and changes
-    none may differ: keys of the canary, and components that are measured only.
-
-    Args:
-        there: settings of the earlier run by dotted key.
-        here: those of the planned one, in the same form.
-        config: of the planned one.
-        measure: the component that the table compares, which both must measure.
-    """
-    changed = dict(flat_leaves(config.model_dump(mode="json", exclude_defaults=True)))
-    kept = {key: value for key, value in here.items() if key in there or key in changed}
-    return differences(_without_watching(there, measure), _without_watching(kept, measure))
-
-
-def component_differences(
-    there: Mapping[str, float], reward: RewardConfig, measure: str
-) -> list[str]:
-    """Say in what components of an earlier evaluation differ, but for those measured only."""
-    rule: dict[str, JsonValue] = {RULE: reward.rule}
-    both = (
-        rule | {f"{COMPONENTS}{name}": weight for name, weight in components.items()}
-        for components in (there, reward.measured())
-    )
-    return differences(*(_without_watching(one, measure) for one in both))
-
-
-def _without_watching(settings: Mapping[str, JsonValue], measure: str) -> dict[str, JsonValue]:
-    paper = settings.get(RULE) == "paper"  # which weighs nothing, and measures its own two always
-    compared = set[str]() if paper and measure in PAPER_MEASURES else {f"{COMPONENTS}{measure}"}
-
-    def watches(key: str, value: JsonValue) -> bool:
-        measured = key.startswith(COMPONENTS) and (paper or value == 0.0)
-        measured |= f"{key}." == COMPONENTS and value == {}
-        return key.startswith(CANARY) or (measured and key not in compared)
-
-    return {key: value for key, value in settings.items() if not watches(key, value)}
-
-
-@contextmanager
-def _named(where: str) -> Iterator[None]:
-    """Say in a configuration's errors where it came from."""
-    try:
-        yield
-    except ConfigError as exc:
-        raise ConfigError(f"{where}: {exc}") from exc
 
 
 def _where(file: Path, method: str) -> str:
     return f"{file}: method {method!r}"
-
-
-def _read_table(file: Path) -> TableFile:
-    values = read_file(file)
-    for _ in leaves(TableFile, values, f"file {file}"):
-        pass
-    for name, kind in (("methods", MethodConfig), ("contrasts", ContrastConfig)):
-        for entry in values.get(name, []):
-            if isinstance(entry, Mapping):
-                for _ in leaves(kind, entry, f"[[{name}]] of file {file}"):
-                    pass
-    try:
-        return TableFile.model_validate(values)
-    except ValidationError as exc:
-        raise ConfigError(f"{file}: {explain(exc, {})}") from exc
 
 
 def _options(values: Mapping[str, Any], folder: Path, where: str) -> list[str]:
@@ -355,7 +235,7 @@ def _options(values: Mapping[str, Any], folder: Path, where: str) -> list[str]:
         key = tuple(name.split("."))
         if name in (SEED_KEY, DIR_KEY, *EVALUATED):
             raise ConfigError(f"{where}: {name} is set by the table itself; remove it")
-        with _named(where):
+        with named(where):
             list(option_settings(Config, [f"{name}={_toml(value)}"]))
         if name == MODEL_KEY and (str(value).startswith(".") or (folder / str(value)).is_dir()):
             value = str((folder / str(value)).resolve())  # else the name of a model on the hub
@@ -390,18 +270,26 @@ def _check_base(base: Config, table: TableFile) -> None:
             f"{', '.join(measured)} only; give the table another measure, or {advice}"
         )
     if "naive_rag" in table.baselines:
-        with _named(f"baseline {BASELINE_TITLES['naive_rag']}"):
+        with named(f"baseline {BASELINE_TITLES['naive_rag']}"):
             check_search(base)
 
 
-def _check_run(config: Config, base: Config, settings: Mapping[str, JsonValue]) -> None:
-    """Refuse a run that needs other services than the others, or answers other questions."""
+def _check_run(
+    run: PlannedRun, there: Mapping[str, JsonValue], own: Mapping[str, JsonValue]
+) -> None:
+    """Refuse a run that needs other services than the others, or answers other questions.
+
+    Args:
+        run: of a method.
+        there: settings of the services and the other rows.
+        own: what the file says of the method.
+    """
+    config, here = run.config, run.settings
     if config.learner.checkpoint_url is not None:
         raise ConfigError(
             f"learner.checkpoint_url ({config.learner.checkpoint_url!r}) holds one run, and the "
             "runs of a table share their run.id; remove it"
         )
-    here, there = flat_settings(config), flat_settings(base)
     for key in sorted(here.keys() | there.keys()):
         if here.get(key) == there.get(key):
             continue
@@ -413,7 +301,7 @@ def _check_run(config: Config, base: Config, settings: Mapping[str, JsonValue]) 
             )
         if any(key == name or key.startswith(f"{name}.") for name in SAME_KEYS):
             raise ConfigError(
-                f"{key} ({settings.get(key, here.get(key))!r}) differs from that of the other rows "
+                f"{key} ({own.get(key, here.get(key))!r}) differs from that of the other rows "
                 f"({there.get(key)!r}), so the rows would answer different questions; "
                 "move it to [defaults]"
             )

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Protocol
 
 from agent_r1.config.run import Config
@@ -48,18 +48,9 @@ class Stage:
         self._env_class = load_env_class(config.env.type, set(config.env.options))
         self._reader = config.turn_reader()
         self._scorer = Scorer(config.reward, self._reader)
-        self._tools: dict[str, Tool] = {
+        self.tools: dict[str, Tool] = {
             name: load_tool(name, tool) for name, tool in config.tools.items()
         }
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Keep the tools started: once for all policies, since some take no second start."""
-        async with AsyncExitStack() as started:
-            for tool in self._tools.values():
-                await tool.start()
-                started.push_async_callback(tool.stop)
-            yield
 
     async def rewards(self, policy: ScriptedPolicyConfig, tasks: Sequence[Task]) -> list[float]:
         """Play a policy through every task, and return the outcome rewards."""
@@ -101,7 +92,7 @@ class Stage:
         return turns
 
     async def _call(self, call: ParsedCall, context: CallContext) -> CallResult:
-        tool = self._tools.get(call.name)
+        tool = self.tools.get(call.name)
         if call.error or tool is None:
             error = call.error or f"there is no tool {call.name!r}"
             status = "malformed" if call.error else "unknown_tool"
@@ -145,7 +136,11 @@ def play_all(
     stage = Stage(config)
 
     async def play() -> dict[str, dict[str, list[float]]]:
-        async with stage.running():
+        async with AsyncExitStack() as started:
+            # Once for all policies, since some tools take no second start.
+            for tool in stage.tools.values():
+                await tool.start()
+                started.push_async_callback(tool.stop)
             return {
                 name: {of: await stage.rewards(policy, tasks) for of, tasks in sets.items()}
                 for name, policy in policies.items()

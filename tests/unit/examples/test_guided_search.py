@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1.config.run import load_config
-from agent_r1.evaluation.matrix.config import MatrixFile
+from agent_r1.evaluation.experiments.config import MatrixFile
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 # Where the search has to be better than every other way, and where it must not be worse.

@@ -16,7 +16,8 @@ import pytest
 
 import agent_r1
 from agent_r1.cli import main as cli
-from agent_r1.cli.evaluation import evaluate as cli_evaluate
+from agent_r1.cli.evaluation.asking import Meter
+from agent_r1.cli.evaluation.settings import evaluation_facts
 from agent_r1.config.look import Findings
 from agent_r1.config.run import Config, load_config
 from agent_r1.evaluation.main import EvaluationRun, Progress
@@ -337,7 +338,7 @@ def test_naive_rag_needs_the_search_tool(
 
 def test_the_top_k_of_a_tool_that_runs_elsewhere_is_not_known(file: Path):
     config = load_config(file, ["tools.search.url=http://h:1"], {}).config
-    facts = cli_evaluate.evaluation_facts(config)
+    facts = evaluation_facts(config)
     assert facts["top_k"] is None
     assert not any(name.startswith("tools.") for name in facts)
     json.dumps(facts)
@@ -357,7 +358,7 @@ class Clock:
         return self._now
 
 
-def show_all(meter: cli_evaluate.Meter) -> None:
+def show_all(meter: Meter) -> None:
     for done in range(16, 128, 16):
         meter.show(Progress("retrieved", done, 120))
     for done in range(1, 121):
@@ -368,7 +369,7 @@ def show_all(meter: cli_evaluate.Meter) -> None:
 def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(
     capsys: pytest.CaptureFixture[str],
 ):
-    show_all(cli_evaluate.Meter(Clock()))
+    show_all(Meter(Clock()))
     # A call takes a second: 16 retrieved in each, so 56 more take 3.5 s, which rounds to 4; and one
     # answer in each. After 30 s there is a line, whatever was done.
     assert capsys.readouterr().out.splitlines() == [
@@ -384,7 +385,7 @@ def test_progress_is_one_line_on_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    show_all(cli_evaluate.Meter(Clock()))
+    show_all(Meter(Clock()))
     text = capsys.readouterr().out
     # Blanks cover what was longer before.
     last = text.rpartition("\r")[2]
@@ -396,7 +397,7 @@ def test_what_must_be_seen_stands_on_a_line_of_its_own_on_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    meter = cli_evaluate.Meter()
+    meter = Meter()
     meter.show(Progress("answered", 120, 120))
     meter.event("!! search failed")
     shown = capsys.readouterr().out.rstrip("\n").split("\n")

@@ -13,8 +13,8 @@ import pytest
 from agent_r1.cli import main as cli
 from agent_r1.cli.evaluation.matrix_plan import MatrixPlan, PlannedCell, read_plan
 from agent_r1.config.run import Config, ConfigError, read_written_config, write_config
+from agent_r1.evaluation.experiments.config import METHODS
 from agent_r1.evaluation.main import EvaluationRun
-from agent_r1.evaluation.matrix.config import METHODS
 from agent_r1.launch import local_client
 from agent_r1.runtime.evaluation_client import ATTEMPT
 from tests.support.config_scene import RUN_TOML, load_nothing, write_scene
@@ -73,6 +73,10 @@ def planned(plan: MatrixPlan) -> dict[str, PlannedCell]:
     return {cell.place.name: cell for cell in plan.runnable()}
 
 
+def tasks_of(cell: PlannedCell) -> str:
+    return cell.config.evaluation.sets[cell.place.set].source.read_text()
+
+
 def missing(plan: MatrixPlan) -> dict[str, str]:
     return {place.name: why for place, why in plan.cells.items() if isinstance(why, str)}
 
@@ -106,7 +110,7 @@ def test_cells_ask_as_their_method_and_decoding_say(folder: Path):
         "majority",
         2,
     )
-    tasks = [json.loads(line) for line in tools.source.source.read_text().splitlines()]
+    tasks = [json.loads(line) for line in tasks_of(tools).splitlines()]
     assert [task["tools"] for task in tasks] == [["search"]] * 3
     assert [task["payload"] for task in tasks] == [{"answers": ["Ada"]}] * 3
 
@@ -143,7 +147,7 @@ def test_services_are_set_up_for_the_family_and_the_style_of_calls(folder: Path)
     assert react.config.env.tool_format.endswith(":ReactFormat")
     assert react.config.env.type.endswith(":TextEnv")
     assert react.config.reward.components == {"exact_match": 1.0, "f1": 0.0}
-    assert "Its arguments: " in react.source.source.read_text()
+    assert "Its arguments: " in tasks_of(react)
     native = cells["gsm8k-zero-shot-direct-greedy"].config
     assert (native.env.type, native.env.tool_format) == ("tool", "hermes")
     assert native.reward.components == {"math_equal": 1.0}
@@ -373,7 +377,7 @@ def test_tasks_are_asked_as_they_are_with_a_scorer_for_each_model(own: Path):
     assert len(cells) == len(plan.cells) == 2 * 4
     guided = cells["held_out-one-as_they_are-guided"]
     assert guided.questioning.decoding is not None
-    assert (guided.questioning.decoding.scorer, guided.choice) == ("critic", None)
+    assert (guided.questioning.decoding.scorer, guided.pooled) == ("critic", False)
     tables = {
         name: cells[f"held_out-{name}-as_they_are-guided"].config.reward for name in ("one", "two")
     }
@@ -401,10 +405,9 @@ def test_what_chooses_from_a_pool_shares_its_answers(own: Path):
         assert (cell.questioning.attempts, cell.questioning.decoding) == (4, None)
         assert cell.questioning.temperature == 1.0
         assert cell.questioning.greedy_first
-    assert majority.choice is not None
-    assert (majority.choice.candidates, majority.choice.scorer) == (3, None)
-    assert best.choice is not None
-    assert best.choice.costs_as == cells["held_out-one-as_they_are-guided"].file
+    assert (majority.pooled, majority.entry.candidates, majority.scorer) == (True, 3, None)
+    assert (best.pooled, best.scorer) == (True, "critic")
+    assert best.costs_as == cells["held_out-one-as_they_are-guided"].file
     assert best.settings["pool.tokens_of"] == "held_out-one-as_they_are-guided"
 
 

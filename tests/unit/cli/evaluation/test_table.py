@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from agent_r1.cli import main as cli
-from agent_r1.cli.evaluation.evaluate import evaluation_facts, questioning
+from agent_r1.cli.evaluation.asking import questioning
+from agent_r1.cli.evaluation.settings import component_differences, evaluation_facts
 from agent_r1.cli.evaluation.table import results_of
-from agent_r1.cli.evaluation.table_plan import PlannedRun, component_differences, read_plan
+from agent_r1.cli.evaluation.table_plan import PlannedRun, read_plan
 from agent_r1.config.run import write_config
 from agent_r1.evaluation.answers import make_answer
 from agent_r1.evaluation.main import EvaluationRun
@@ -584,7 +585,7 @@ def test_only_some_seeds_are_run(folder: Path, capsys: pytest.CaptureFixture[str
     assert table(folder, "--only", "grpo", "--seeds", "1") == 0
     assert "1 of 1 rows are finished and kept" in capsys.readouterr().out
     assert table(folder, "--only", "grpo", "--seeds", "7") == 2
-    assert "--seeds names '7'; the table has [0, 1]" in capsys.readouterr().err
+    assert "--seeds names '7'; the table has 0, 1" in capsys.readouterr().err
 
 
 def test_contrasts_are_tested_over_the_seeds_that_both_methods_have(folder: Path):

@@ -11,18 +11,17 @@ from statistics import fmean
 import pytest
 
 from agent_r1.cli import main as cli
-from agent_r1.cli.evaluation.table_cells import read_cell
+from agent_r1.cli.evaluation.settings import flat_settings
 from agent_r1.cli.evaluation.table_plan import (
     TablePlan,
     check_runs,
     chosen,
-    flat_settings,
     read_plan,
 )
 from agent_r1.config.run import write_config
 from agent_r1.config.sources import ConfigError
-from agent_r1.evaluation.table.config import TableFile
-from agent_r1.evaluation.table.progress import tokens_to
+from agent_r1.evaluation.experiments.config import TableFile
+from agent_r1.evaluation.experiments.estimates import tokens_to
 from tests.support.config_scene import load_nothing, write_scene
 
 TABLE_TOML = """
@@ -120,7 +119,7 @@ def test_a_method_may_begin_with_a_model_of_its_own_for_every_seed(folder: Path)
 def test_an_average_over_what_is_not_asked_is_refused(folder: Path):
     with pytest.raises(ConfigError, match=r"average names the set 'other'.*held_out"):
         plan_of(folder, f'average = ["other"]\n{TABLE_TOML}')
-    assert plan_of(folder, f'average = ["held_out"]\n{TABLE_TOML}').average == ["held_out"]
+    assert plan_of(folder, f'average = ["held_out"]\n{TABLE_TOML}').asked.average == ["held_out"]
 
 
 def with_set(key: str, value: object) -> str:
@@ -184,13 +183,17 @@ def test_a_table_needs_its_measure_as_a_component(folder: Path):
     ):
         plan_of(folder, TABLE_TOML, without)
     assert plan_of(folder, TABLE_TOML, 'reward.components={"answered" = 1.0, "exact_match" = 0.0}')
-    assert plan_of(folder, f'measure = "answered"\n{TABLE_TOML}', without).measure == "answered"
+    assert (
+        plan_of(folder, f'measure = "answered"\n{TABLE_TOML}', without).asked.measure == "answered"
+    )
     with pytest.raises(
         ConfigError, match=r"measures exact_match only; .*, or set .*answered = 0\.0 }"
     ):
         plan_of(folder, f'measure = "answered"\n{TABLE_TOML}')
     of_the_rule = 'reward={rule = "paper", components = {"answered" = 0.0}}'
-    assert plan_of(folder, f'measure = "format"\n{TABLE_TOML}', of_the_rule).measure == "format"
+    assert (
+        plan_of(folder, f'measure = "format"\n{TABLE_TOML}', of_the_rule).asked.measure == "format"
+    )
 
 
 @pytest.mark.parametrize(
@@ -235,12 +238,14 @@ def test_a_table_file_is_strict(folder: Path, old: str, new: str, expected: str)
         plan_of(folder, TABLE_TOML.replace(old, new))
 
 
-def test_only_names_methods_of_the_table(folder: Path):
-    plan = plan_of(folder)
-    assert chosen(plan, "ppo, naive_rag") == ["ppo", "naive_rag"]
-    assert chosen(plan, None) is None
-    with pytest.raises(ConfigError, match="'pppo'; the table has naive_rag, ppo, grpo, grpo_masks"):
-        chosen(plan, "pppo")
+def test_only_names_methods_of_the_table():
+    known = ["naive_rag", "ppo", "grpo"]
+    assert chosen("--only", "ppo, naive_rag", known) == ["ppo", "naive_rag"]
+    assert chosen("--only", None, known) is None
+    with pytest.raises(ConfigError, match="'pppo'; the table has naive_rag, ppo, grpo"):
+        chosen("--only", "pppo", known)
+    with pytest.raises(ConfigError, match="--seeds is empty; name one of 0, 7"):
+        chosen("--seeds", " ,", [0, 7])
 
 
 def test_a_run_with_other_settings_is_named_with_the_remedy(
@@ -270,7 +275,7 @@ def test_only_what_will_run_needs_its_model(folder: Path):
     shutil.copytree(folder / "model", folder / "tuned0", symlinks=True)
     tuned = '[[methods]]\nname = "sft"\nset = { "model.path" = "./tuned{seed}" }\n'
     plan = plan_of(folder, f"{TABLE_TOML}\n{tuned}")
-    check_runs(plan, plan.runs(["sft"], [0]))
+    check_runs(plan, plan.runs(["sft"], ["0"]))
     check_runs(plan, plan.runs(["grpo", "ppo"]))
     with pytest.raises(ConfigError, match=r"'sft': .*model\.path \(.*tuned7\) is not a folder"):
         check_runs(plan, plan.runs(["sft", "ppo"]))
@@ -310,12 +315,12 @@ def test_the_table_of_the_tiny_world_asks_for_the_papers_rows():
 def test_the_table_of_the_deep_world_tests_four_contrasts_on_eight_seeds(tmp_path: Path):
     plan = read_plan(REPOSITORY / "examples" / "deep_world" / "table.toml", out=tmp_path)
     seeds = {method.name: len(method.runs) for method in plan.methods}
-    assert len(plan.contrasts) == 4
-    assert {seeds[c.first] for c in plan.contrasts} == {8}
-    assert {seeds[c.second] for c in plan.contrasts} == {8}
+    assert len(plan.asked.contrasts) == 4
+    assert {seeds[c.first] for c in plan.asked.contrasts} == {8}
+    assert {seeds[c.second] for c in plan.asked.contrasts} == {8}
     # Learning rates are chosen on the development set.
     assert "development" not in plan.base.evaluation.sets
-    assert plan.average == ["in_domain", "longer", "compositions", "wording"]
+    assert plan.asked.average == ["in_domain", "longer", "compositions", "wording"]
     # 6 settings with 8 seeds (one GRPO serves both tables), 7 with 3.
     assert len(plan.runs()) == 6 * 8 + 7 * 3
 
@@ -324,7 +329,7 @@ def test_the_tables_of_tiny_code_differ_in_the_text_of_errors_alone():
     example = REPOSITORY / "examples" / "tiny_code"
     plans = [read_plan(example / name) for name in ("table.toml", "table_silent.toml")]
     for plan in plans:
-        assert plan.measure == "trials:all_tests_passed"
+        assert plan.asked.measure == "trials:all_tests_passed"
         # Choices are made on the development set.
         assert list(plan.base.evaluation.sets) == ["in_domain", "compositions"]
         assert [run.seed for run in plan.runs()] == [0, 1, 2]
@@ -334,7 +339,7 @@ def test_the_tables_of_tiny_code_differ_in_the_text_of_errors_alone():
         "tools.python_exec.settings.show_errors",
     }
     # A cell of one is no cell of the other.
-    assert plans[0].cells == plans[1].cells
+    assert plans[0].cells_folder == plans[1].cells_folder
     shown, silent = ({run.folder.name for run in plan.runs()} for plan in plans)
     assert not shown & silent
 
@@ -363,7 +368,7 @@ def test_the_table_of_the_deep_world_takes_the_learning_rates_that_its_rule_chos
     scores: dict[float, float] = {}
     for run in search.runs():
         if run.config.learner.algorithm == algorithm:
-            cell = read_cell(search, run)
+            cell = search.read_cell(run)
             assert cell is not None
             answered = [score for score in cell.scores["development"] if score is not None]
             scores[run.config.learner.lr] = fmean(answered)
@@ -383,7 +388,7 @@ def test_estimators_that_credit_turns_are_chosen_at_equal_rewards_and_on_no_repo
     example = REPOSITORY / "examples" / "deep_world"
     choice = read_plan(example / "turn_credit.toml", out=tmp_path)
     table = read_plan(example / "table.toml", out=tmp_path)
-    assert choice.threshold == table.threshold
+    assert choice.asked.threshold == table.asked.threshold
     assert set(choice.base.evaluation.sets) == {"development"}
     assert not {run.seed for run in choice.runs()} & {run.seed for run in table.runs()}
     configs = [run.config for run in choice.runs()]
@@ -401,13 +406,12 @@ def test_the_estimator_that_is_compared_on_other_seeds_is_the_one_that_its_rule_
     example = REPOSITORY / "examples" / "deep_world"
     choice = read_plan(example / "turn_credit.toml")
     confirmation = read_plan(example / "turn_credit_confirmed.toml", out=tmp_path)
-    threshold = choice.threshold
+    threshold = choice.asked.threshold
     assert threshold is not None
-    assert threshold == confirmation.threshold
+    assert threshold == confirmation.asked.threshold
     spent: dict[str, float] = {}
     for method in choice.methods[1:]:  # the first is what they are compared with
-        cells = [read_cell(choice, run) for run in method.runs]
-        runs = [cell.seed_scores() for cell in cells if cell is not None]
+        runs = [cell for run in method.runs if (cell := choice.read_cell(run)) is not None]
         assert len(runs) == 3
         # A run that never reaches the threshold counts with all its tokens.
         tokens = [tokens_to(run, threshold) or sum(run.tokens) for run in runs]

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agent_r1.evaluation.matrix import questions
-from agent_r1.evaluation.matrix.config import SetName
-from agent_r1.evaluation.matrix.questions import Question
+from agent_r1.evaluation.experiments import questions
+from agent_r1.evaluation.experiments.config import SetName
+from agent_r1.evaluation.experiments.questions import Question
 from agent_r1.runtime.files.columns import as_json
 from agent_r1.runtime.files.data_source import DataSource
 from agent_r1.runtime.files.rows import TaskFileError, rows_of

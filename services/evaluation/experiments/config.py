@@ -1,7 +1,6 @@
-"""What a matrix file says: models on public data sets or your own tasks, asked and decoded in
-several ways.
+"""What experiment files say: the methods of a table, and the models and questions of a matrix.
 
-`cli/evaluation/matrix_plan.py` reads the file and resolves every cell.
+`cli/evaluation/table_plan.py` and `matrix_plan.py` resolve every run and every cell.
 """
 
 from __future__ import annotations
@@ -11,11 +10,138 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
+from agent_r1.evaluation.statistics import MAX_FLIPPED
 from agent_r1.runtime.config import StrictConfig
 from agent_r1.runtime.files.data_source import DataSource
 from agent_r1_proto.tasks import TURN_BY_TURN, Decoding, DecodingMethod, PositiveTemperature
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,40}$")]
+
+
+class ExperimentFile(StrictConfig):
+    """What a table file and a matrix file have in common."""
+
+    config: Path
+    """Configuration of every run and every cell."""
+    results: Path
+    """Files to write, without suffix: `results/small` makes `results/small.md` and others."""
+
+
+def check_once(what: str, names: Sequence[object]) -> None:
+    """Refuse names of which one comes twice.
+
+    Raises:
+        ValueError: one does.
+    """
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise ValueError(f"{what} has {twice!r} twice; remove one of the two")
+
+
+# --- A table: methods over seeds ------------------------------------------------------------------
+
+Baseline = Literal["naive_rag", "base_tool_call"]
+Part = Literal["methods", "ablation"]
+"""Which of the two tables a method is a row of."""
+BASELINE_TITLES: dict[Baseline, str] = {
+    "naive_rag": "Naive RAG",
+    "base_tool_call": "Base Tool Call",
+}
+EXACT_MATCH = "exact_match"
+"""The measure of a table that names none."""
+
+
+class MethodConfig(StrictConfig):
+    """One entry of `[[methods]]`: a row of one of the tables."""
+
+    name: Name
+    """Names the run folders, `{name}_seed0`, and the row for `--only`."""
+    title: str = ""
+    """What the tables call it; empty is `name`."""
+    table: Part = "methods"
+    """Which table it is a row of."""
+    set: dict[str, JsonValue] = {}
+    """Keys of the run configuration, as `--set` takes them: `learner.*`, `evaluation.*`, and
+    `model.path` for another model of the same shape; "{seed}" stands for the seed of the run."""
+    seeds: Annotated[list[int], Field(min_length=1)] | None = None
+    """Values of `run.seed` for this method; None: the table's."""
+
+
+class ContrastConfig(StrictConfig):
+    """One entry of `[[contrasts]]`: two methods that are compared, fixed before the first run."""
+
+    first: str
+    """Name of a method."""
+    second: str
+    """Name of the method it is compared with; the difference is second minus first."""
+    set: str | None = None
+    """The evaluation set whose scores are compared; None: the average of the table."""
+
+
+class TableFile(ExperimentFile):
+    """A table file; every row starts from its configuration."""
+
+    seeds: Annotated[list[int], Field(min_length=1)]
+    """Values of `run.seed`; every method is trained once with each."""
+    measure: str = EXACT_MATCH
+    """The reward component that the table compares, which `reward.components` names."""
+    defaults: dict[str, JsonValue] = {}
+    """Keys of the run configuration that hold for every row; a method's own come after."""
+    chosen_on: str = ""
+    """Which choices (learning rate, data, prompts) were made while looking at which questions, in
+    sentences for the report. Empty is not known, and the report says so."""
+    remarks: str = ""
+    """Sentences for the report that no number says, such as which methods are the same by their
+    formulas."""
+    baselines: list[Baseline] = []
+    """Untrained methods, evaluated first."""
+    methods: Annotated[list[MethodConfig], Field(min_length=1)]
+    """Trained methods, in the order of the tables."""
+    average: Annotated[list[str], Field(min_length=1)] | None = None
+    """Names in `evaluation.sets` that the average is over; None: those whose kind of question was
+    trained on."""
+    threshold: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Mean measure of the training rollouts for which the sampled tokens are counted until a run
+    reaches it; fixed before the first run. None counts none."""
+    contrasts: list[ContrastConfig] = []
+    """Comparisons that are tested, over the seeds that both methods have: exact sign-flip tests
+    whose p-values are adjusted for their number by Holm's procedure."""
+    cells: Path | None = None
+    """Folder with a small file for every finished run and baseline, made to be committed: what has
+    one is finished wherever the table is continued. None keeps results in the run folders only."""
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        names = [*self.baselines, *(method.name for method in self.methods)]
+        check_once("methods", names)
+        check_once("seeds", self.seeds)
+        trained = {method.name for method in self.methods}
+        for contrast in self.contrasts:
+            for name in (contrast.first, contrast.second):
+                if name not in trained:
+                    raise ValueError(
+                        f"contrasts names {name!r}, and the trained methods are {sorted(trained)}; "
+                        "name one of them"
+                    )
+        return self
+
+    @model_validator(mode="after")
+    def _check_contrasts(self) -> Self:
+        seeds = {method.name: {*(method.seeds or self.seeds)} for method in self.methods}
+        for contrast in self.contrasts:
+            shared = len(seeds[contrast.first] & seeds[contrast.second])
+            if shared > MAX_FLIPPED:
+                raise ValueError(
+                    f"contrasts compares {contrast.first!r} and {contrast.second!r} over {shared} "
+                    f"seeds, and the exact sign-flip test takes at most {MAX_FLIPPED}; give one of "
+                    "them fewer seeds"
+                )
+        return self
+
+
+# --- A matrix: models, questions, ways to ask and to decode --------------------------------------
 
 SetName = Literal["math500", "gsm8k", "humaneval", "mbpp", "hotpotqa", "2wikimultihopqa", "musique"]
 Method = Literal["direct", "chain_of_thought", "react", "tools_single_turn", "tools_multi_turn"]
@@ -28,8 +154,6 @@ BRANCHING: tuple[str, ...] = get_args(DecodingMethod)
 POOLED: tuple[DecodingMethod, ...] = ("majority", "best_of_n")
 """Methods that can choose among stored answers."""
 Scorer = Literal["reward_model", "critic"]
-NAME_PATTERN = r"^[a-z0-9][a-z0-9_.-]{0,40}$"
-Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 
 
 class ModelEntry(StrictConfig):
@@ -161,13 +285,9 @@ class ComparisonEntry(StrictConfig):
     model outside is compared all the same, and the report says so."""
 
 
-class MatrixFile(StrictConfig):
-    """A matrix file."""
+class MatrixFile(ExperimentFile):
+    """A matrix file; every cell starts from its configuration: tools, `[env]`, `[rollout]`."""
 
-    config: Path
-    """Configuration that every cell starts from: tools, `[env]` limits, `[rollout]`, run.seed."""
-    results: Path
-    """Files to write, without suffix: `results/small` makes `results/small.md` and others."""
     sets: dict[SetName, DataSource] = {}
     """Published file, or `hf:owner/name:split`, of each data set; those that are not named stand
     in the report without data."""
@@ -192,10 +312,10 @@ class MatrixFile(StrictConfig):
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
-        _check_once("methods", self.methods)
-        _check_once("models", [model.name for model in self.models])
-        _check_once("decode", [decode.label for decode in self.decode])
-        _check_once("comparisons", [comparison.name for comparison in self.comparisons])
+        check_once("methods", self.methods)
+        check_once("models", [model.name for model in self.models])
+        check_once("decode", [decode.label for decode in self.decode])
+        check_once("comparisons", [comparison.name for comparison in self.comparisons])
         if not self.sets and not self.tasks:
             raise ValueError("neither [sets] nor [tasks] names a file; there is nothing to ask")
         if both := self.tasks.keys() & set(SET_NAMES):
@@ -249,9 +369,3 @@ class MatrixFile(StrictConfig):
                     "decode is greedy; add it"
                 )
         return self
-
-
-def _check_once(what: str, names: Sequence[str]) -> None:
-    twice = next((name for name, count in Counter(names).items() if count > 1), None)
-    if twice is not None:
-        raise ValueError(f"{what} has {twice!r} twice; remove one of the two")

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent_r1.evaluation.answers import CallLine, TurnLine
-from agent_r1.evaluation.matrix.cells import Cell, measure, read_cell, write_cell
-from agent_r1.evaluation.matrix.config import ComparisonEntry
-from agent_r1.evaluation.matrix.data_sets import CODE, MATHS, MULTIHOP
-from agent_r1.evaluation.matrix.picture import SHAPES, log_scale, mark
-from agent_r1.evaluation.matrix.report import CellKey, Results, points_of, report, write_report
+from agent_r1.evaluation.answers import CallLine, TurnLine, differences
+from agent_r1.evaluation.experiments.cell import MatrixCell, check_settings, measure
+from agent_r1.evaluation.experiments.config import MatrixFile
+from agent_r1.evaluation.experiments.data_sets import CODE, MATHS, MULTIHOP
+from agent_r1.evaluation.experiments.matrix_report import (
+    CellKey,
+    MatrixResults,
+    report,
+    trade_off,
+)
 from tests.unit.evaluation.lines import answer
 
 CALLS = [
@@ -25,7 +31,7 @@ CALLS = [
 SETTINGS = {"seed": 0, "temperature": 0.0}
 
 
-def cell(score: float, tokens: float = 10.0, seconds: float = 1.0, **changes: Any) -> Cell:
+def cell(score: float, tokens: float = 10.0, seconds: float = 1.0, **changes: Any) -> MatrixCell:
     fields: dict[str, Any] = {
         "settings": SETTINGS,
         "n": 4,
@@ -36,7 +42,7 @@ def cell(score: float, tokens: float = 10.0, seconds: float = 1.0, **changes: An
         "calls": (1.5, 1.0, 2.0),
         "seconds": (seconds, seconds, seconds),
     }
-    return Cell(**(fields | changes))
+    return MatrixCell(**(fields | changes))
 
 
 def test_a_cell_has_means_over_the_questions_that_were_scored():
@@ -80,32 +86,36 @@ def test_a_cell_without_a_scored_question_is_none():
 
 def test_a_finished_cell_is_read_only_under_its_own_settings(tmp_path: Path):
     file = tmp_path / "cells" / "one.json"
-    assert read_cell(file, SETTINGS) is None
-    write_cell(file, cell(0.5))
-    assert read_cell(file, SETTINGS) == cell(0.5)
+    assert MatrixCell.read(file) is None
+    cell(0.5).write(file)
+    assert MatrixCell.read(file) == cell(0.5)
     with pytest.raises(ValueError, match=r"seed is 0 there and 1 here.*--overwrite"):
-        read_cell(file, {**SETTINGS, "seed": 1})
+        check_settings(file, differences(SETTINGS, {**SETTINGS, "seed": 1}), "--overwrite")
     file.write_text("{}")
     with pytest.raises(ValueError, match="cannot be read"):
-        read_cell(file, SETTINGS)
+        MatrixCell.read(file)
 
 
-def results(**changes: Any) -> Results:
-    fields: dict[str, Any] = {
-        "name": "small",
-        "cells": {
-            CellKey("base", "math500", "direct", "greedy"): "no data: not named; get it",
-            CellKey("base", "gsm8k", "direct", "greedy"): cell(0.25, 12, extra=None),
-            CellKey("base", "hotpotqa", "direct", "greedy"): cell(0.5, 100, 2.0, failed=1),
-            CellKey("base", "hotpotqa", "react", "greedy"): "no tool: add it",
-        },
-        "models": {"base": "owner/base"},
-        "series": {"greedy": "greedy"},
-        "comparisons": [],
-        "command": "agent-r1 matrix small.toml",
-        "versions": {"Python": "3.11"},
+def results(cells: Mapping[CellKey, MatrixCell | str] | None = None, **said: Any) -> MatrixResults:
+    matrix = {
+        "config": "run.toml",
+        "results": "small",
+        "tasks": {"own": "own.jsonl"},
+        "models": [{"name": "base", "policy": "owner/base"}],
     }
-    return Results(**(fields | changes))
+    usual: dict[CellKey, MatrixCell | str] = {
+        CellKey("base", "math500", "direct", "greedy"): "no data: not named; get it",
+        CellKey("base", "gsm8k", "direct", "greedy"): cell(0.25, 12, extra=None),
+        CellKey("base", "hotpotqa", "direct", "greedy"): cell(0.5, 100, 2.0, failed=1),
+        CellKey("base", "hotpotqa", "react", "greedy"): "no tool: add it",
+    }
+    return MatrixResults(
+        name="small",
+        matrix=MatrixFile.model_validate(matrix | said),
+        cells=cells or usual,
+        command="agent-r1 matrix small.toml",
+        versions={"Python": "3.11"},
+    )
 
 
 def test_a_search_is_told_from_one_that_had_nothing_to_choose_from(tmp_path: Path):
@@ -118,16 +128,16 @@ def test_a_search_is_told_from_one_that_had_nothing_to_choose_from(tmp_path: Pat
     searched, plain = (measure(them, MATHS, SETTINGS) for them in (asked, plain_ones))
     assert (searched.scored_share, plain.scored_share) == (0.75, None)  # three of four
     place = CellKey("base", "math500", "react", "guided")
-    (file, *_) = write_report(results(cells={place: searched}), tmp_path / "guided")
+    (file, *_) = results(cells={place: searched}).write(tmp_path / "guided")
     assert "| tokens | scorer tokens | scored | calls |" in file.read_text()
     assert "| 4 | 75% |" in file.read_text()  # (9 + 0 + 3 + 6) / 4 tokens, rounded to even
-    (file, *_) = write_report(results(cells={place: plain}), tmp_path / "plain")
+    (file, *_) = results(cells={place: plain}).write(tmp_path / "plain")
     assert "the scorer was asked" not in file.read_text()
     assert "| tokens | calls |" in file.read_text()
 
 
 def test_the_report_has_a_table_for_each_set_and_says_what_is_missing(tmp_path: Path):
-    files = write_report(results(), tmp_path / "out" / "small")
+    files = results().write(tmp_path / "out" / "small")
     assert [file.name for file in files] == ["small.md", "small.json", "small.svg"]
     text = files[0].read_text()
     assert "## MATH-500\n\nno data: not named; get it." in text
@@ -146,20 +156,26 @@ def test_the_report_has_a_table_for_each_set_and_says_what_is_missing(tmp_path: 
 
 
 def test_points_are_means_over_the_sets_of_a_kind_that_every_way_has():
-    cells: dict[CellKey, Cell | str] = {
+    cells: dict[CellKey, MatrixCell | str] = {
         CellKey("base", "hotpotqa", "direct", "greedy"): cell(0.2, 10, 1.0),
         CellKey("base", "musique", "direct", "greedy"): cell(0.4, 30, 2.0),
         CellKey("base", "hotpotqa", "react", "greedy"): cell(0.9, 50, 3.0),
         CellKey("base", "musique", "react", "greedy"): "not run",
         CellKey("base", "gsm8k", "direct", "greedy"): cell(0.7),
     }
-    points = points_of(cells)
-    shown = [(p.family, p.colour, p.shape, p.score, p.tokens, p.seconds) for p in points]
+    shown = {
+        (panel.title, panel.x_label): [(one.name, *one.points) for one in panel.series]
+        for row in trade_off(cells)
+        for panel in row
+    }
     # (0.2 + 0.4) / 2, (10 + 30) / 2, (1 + 2) / 2; react has no MuSiQue.
-    assert shown == [
-        ("questions", "direct", "base, greedy", pytest.approx(0.3), 20.0, 1.5),
-        ("mathematics", "direct", "base, greedy", 0.7, 10.0, 1.0),
-    ]
+    score, name = pytest.approx(0.3), "direct: base, greedy"
+    assert shown == {
+        ("questions", "tokens a question"): [(name, (20.0, score))],
+        ("questions", "seconds a question"): [(name, (1.5, score))],
+        ("mathematics", "tokens a question"): [(name, (10.0, 0.7))],
+        ("mathematics", "seconds a question"): [(name, (1.0, 0.7))],
+    }
 
 
 def test_the_picture_has_every_point_against_both_costs(tmp_path: Path):
@@ -168,49 +184,52 @@ def test_the_picture_has_every_point_against_both_costs(tmp_path: Path):
         for model in ("base", "trained")
         for method in ("direct", "react")
     }
-    write_report(results(cells=cells), tmp_path / "small")
+    results(cells=cells).write(tmp_path / "small")
     text = (tmp_path / "small.svg").read_text()
     ET.fromstring(text)
-    # Per model 2 points in each of 2 panels, and the legend: 2 methods as circles, 2 shapes.
-    assert text.count("<circle") == 4 + 2 + 1
-    assert text.count("<polygon") == 4 + 1
-    assert "trained, greedy" in text
+    for way in ("direct: base", "react: base", "direct: trained", "react: trained"):
+        assert text.count(f">{way}, greedy</text>") == 1
+    for label in ("tokens a question", "seconds a question", "mathematics"):
+        assert f">{label}</text>" in text
+
+
+def test_a_report_without_matplotlib_is_whole_and_says_what_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    drawn = results().write(tmp_path / "drawn")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    files = results().write(tmp_path / "small")
+    assert [file.suffix for file in drawn] == [".md", ".json", ".svg"]
+    assert [file.suffix for file in files] == [".md", ".json"]
+    text = files[0].read_text()
+    assert "`pip install 'agent-r1[plots]'`" in text
+    assert "![" not in text
+    assert report(json.loads(files[1].read_text())) == text
+    assert text.split("## MATH-500")[1] == drawn[0].read_text().split("## MATH-500")[1]
 
 
 def test_no_picture_is_drawn_of_nothing(tmp_path: Path):
     cells = {CellKey("base", "gsm8k", "direct", "greedy"): "not run"}
-    files = write_report(results(cells=cells), tmp_path / "small")
+    files = results(cells=cells).write(tmp_path / "small")
     assert [file.name for file in files] == ["small.md", "small.json"]
-
-
-def test_costs_stand_on_a_logarithmic_axis():
-    place, ticks = log_scale([5, 300], 0.0, 300.0)
-    assert ticks == [1.0, 10.0, 100.0, 1000.0]
-    assert [place(value) for value in (1, 10, 1000)] == pytest.approx([0.0, 100.0, 300.0])
-    assert place(0) == 0.0
-    # One power of ten at least, even for equal values.
-    assert log_scale([10, 10], 0.0, 1.0)[1] == [10.0, 100.0]
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_every_shape_is_drawn_in_its_colour(shape: str):
-    assert "#123456" in mark(shape, 1.0, 2.0, "#123456")
 
 
 def test_cells_of_an_older_version_are_shown_and_said_not_to_be_paired(tmp_path: Path):
     places = {way: CellKey("base", "own", "as_they_are", way) for way in ("greedy", "best")}
-    comparison = ComparisonEntry(
-        name="primary", first="greedy", second="best", sets=["own"], goal="better", margin=0.1
-    )
+    compared = {"name": "primary", "first": "greedy", "second": "best", "sets": ["own"]}
+    said = {
+        "decode": [{"method": "greedy"}, {"method": "majority", "name": "best"}],
+        "comparisons": [{**compared, "goal": "better", "margin": 0.1}],
+    }
     known = cell(0.5, extra=None, scores={"a": 1.0, "b": 0.0})
     old = cell(0.25, extra=None)
     cells = {places["greedy"]: old, places["best"]: known}
-    files = write_report(results(cells=cells, comparisons=[comparison]), tmp_path / "small")
+    files = results(cells, **said).write(tmp_path / "small")
     text = files[0].read_text()
     assert "keep no score of each question: base: greedy. Remove their files" in text
     assert "| base | as_they_are | greedy | 0.250 [0.150, 0.350] |" in text
     assert "Cells of an older version keep no score of each question: greedy." in text
     assert json.loads(files[1].read_text())["comparisons"][0]["reached"] is None
     cells[places["greedy"]] = known
-    files = write_report(results(cells=cells, comparisons=[comparison]), tmp_path / "small")
+    files = results(cells, **said).write(tmp_path / "small")
     assert "older version" not in files[0].read_text()

@@ -2,17 +2,19 @@
 
 import pytest
 
-from agent_r1.evaluation.table.progress import area_under, measure_progress, tokens_to
-from agent_r1.evaluation.table.run import SeedScores
+from agent_r1.evaluation.experiments.cell import TableCell
+from agent_r1.evaluation.experiments.estimates import measure_progress, tokens_to
 
 
-def run(curve: list[float], tokens: int = 100) -> SeedScores:
-    return SeedScores(0, {}, curve=curve, tokens=[tokens] * len(curve))
+def run(curve: list[float], tokens: int = 100) -> TableCell:
+    return TableCell(settings={}, scores={}, curve=curve, tokens=[tokens] * len(curve))
 
 
 def test_the_area_under_a_curve_is_a_share_of_the_steps():
     # (0 + 1/2 + 1/2 + 1) / 4
-    assert area_under([0.0, 0.5, 0.5, 1.0]) == 0.5
+    found = measure_progress([run([0.0, 0.5, 0.5, 1.0])], None)
+    assert found is not None
+    assert found.area == 0.5
 
 
 def test_tokens_are_counted_to_the_end_of_the_ten_steps_whose_mean_reaches_the_threshold():
@@ -25,7 +27,7 @@ def test_tokens_are_counted_to_the_end_of_the_ten_steps_whose_mean_reaches_the_t
 
 def test_tokens_of_every_step_count_as_many_as_were_sampled():
     # 1 + 2 + ... + 10, and 11 more.
-    longer = SeedScores(0, {}, curve=[0.0, *[1.0] * 10], tokens=list(range(1, 12)))
+    longer = run([0.0, *[1.0] * 10]).model_copy(update={"tokens": list(range(1, 12))})
     assert tokens_to(longer, 0.9) == 55
     assert tokens_to(longer, 1.0) == 66
 
@@ -52,7 +54,7 @@ def test_the_median_is_unknown_where_half_of_the_runs_are_censored():
 
 
 def test_without_a_threshold_only_the_area_is_known_and_without_a_curve_nothing():
-    found = measure_progress([run([0.5, 1.0]), SeedScores(1, {})], None)
+    found = measure_progress([run([0.5, 1.0]), run([])], None)
     assert found is not None
     assert (found.area, found.runs, found.reached, found.tokens) == (0.75, 1, None, None)
-    assert measure_progress([SeedScores(None, {})], 0.5) is None
+    assert measure_progress([run([])], 0.5) is None

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from agent_r1.evaluation.matrix import prompts
-from agent_r1.evaluation.matrix.config import METHODS, SET_NAMES, SetName
-from agent_r1.evaluation.matrix.data_sets import (
+from agent_r1.evaluation.experiments import prompts
+from agent_r1.evaluation.experiments.config import METHODS, SET_NAMES, SetName
+from agent_r1.evaluation.experiments.data_sets import (
     CODE,
     DATA_SETS,
     MATHS,
@@ -20,7 +20,7 @@ from agent_r1.evaluation.matrix.data_sets import (
     NoDataError,
     read_questions,
 )
-from agent_r1.evaluation.matrix.questions import Question
+from agent_r1.evaluation.experiments.questions import Question
 from agent_r1.runtime.files.data_source import DataSource
 from agent_r1.runtime.files.source import SourceError
 from agent_r1_proto.tools import ToolSpec

@@ -5,57 +5,68 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import JsonValue
 
-from agent_r1.evaluation.statistics import Estimate
-from agent_r1.evaluation.table.chart import line_chart, tick_step
-from agent_r1.evaluation.table.config import Part
-from agent_r1.evaluation.table.report import Results, report, write_report
-from agent_r1.evaluation.table.run import (
+from agent_r1.evaluation.experiments.cell import TableCell
+from agent_r1.evaluation.experiments.config import Part, TableFile
+from agent_r1.evaluation.experiments.estimates import (
     Row,
-    SeedScores,
     bootstrap_seeds,
-    domain_notes,
     estimate_row,
+    mean_curve,
+)
+from agent_r1.evaluation.experiments.findings import (
+    domain_notes,
     goal_sentences,
     interval,
     listed,
-    mean_curve,
     share,
 )
+from agent_r1.evaluation.experiments.table_report import TableResults, report
+from agent_r1.evaluation.statistics import Estimate
 
 ROOT = Path(__file__).resolve().parents[4]
 
 
 def seed_scores(
-    *scores: float, seed: int | None = 0, curve: Sequence[float] = (), wall_s: float = 60.0
-) -> SeedScores:
+    *scores: float | None,
+    seed: int | None = 0,
+    curve: Sequence[float] = (),
+    wall_s: float = 60.0,
+    **changes: Any,
+) -> TableCell:
     """Return the answers of one run to the one set `near`."""
-    tokens = [1000] * len(curve)
-    return SeedScores(
-        seed, {"near": scores}, {"near": 0.5}, {"near": 4.25}, {}, wall_s, curve, tokens
-    )
+    fields = {
+        "settings": {} if seed is None else {"run.seed": seed},
+        "scores": {"near": scores},
+        "f1": {"near": 0.5},
+        "calls": {"near": 4.25},
+        "wall_s": wall_s,
+        "curve": curve,
+        "tokens": [1000] * len(curve),
+    }
+    return TableCell.model_validate(fields | changes)
 
 
 def row(
     title: str,
-    *runs: SeedScores,
+    *runs: TableCell,
     table: Part = "methods",
     baseline: bool = False,
     **settings: JsonValue,
-) -> Row:
+) -> Row[TableCell]:
     """Return a row; settings are of the learner."""
     own = {f"learner.{key}": value for key, value in settings.items()}
     return Row(title.lower(), title, table, runs, baseline, own)
 
 
-def sentences(*rows: Row) -> list[str]:
+def sentences(*rows: Row[TableCell]) -> list[str]:
     return goal_sentences([(r, estimate_row(r, ["near"])) for r in rows], ["near"])
 
 
@@ -180,7 +191,7 @@ def test_rows_are_compared_question_by_question():
         first, second = estimate_row(a, ["near"]), estimate_row(b, ["near"])
         assert first is not None
         assert second is not None
-        assert second.average.low < first.average.high
+        assert second.of().low < first.of().high
         above = second.above(first)
         assert vars(above) == pytest.approx({"mean": 0.05, "low": 0.029, "high": 0.071}, abs=0.003)
         assert second.above(first, "near") == above
@@ -197,16 +208,16 @@ def test_rows_with_the_same_seeds_are_compared_seed_by_seed():
     assert second.above(first) == Estimate(0.25, 0.25, 0.25)
 
 
-def far_and_near(title: str, near: float, far: float) -> Row:
+def far_and_near(title: str, near: float, far: float) -> Row[TableCell]:
     """One run with a question of either set."""
     scores = {"near": [near], "far": [far]}
-    return Row(title.lower(), title, "methods", [SeedScores(0, scores)])
+    return Row(title.lower(), title, "methods", [seed_scores(scores=scores)])
 
 
 def test_the_average_is_over_what_was_trained_on():
     found = estimate_row(far_and_near("A", 1.0, 0.0), ["near", "far"], ["near"])
     assert found is not None
-    assert found.average.mean == 1.0
+    assert found.of().mean == 1.0
 
 
 @pytest.mark.parametrize(("far", "told"), [(0.0, True), (1.0, False)])
@@ -222,31 +233,29 @@ def test_a_set_that_no_row_answers_is_said_to_tell_nothing(far: float, told: boo
 
 
 def test_the_average_is_over_the_sets_that_the_table_names(tmp_path: Path):
-    both = Results(
-        **{
-            **vars(results(far_and_near("A", 1.0, 0.0))),
-            "sets": ["near", "far"],
-            "in_domain": ["near", "far"],
-            "average": ["far"],
-        }
+    both = replace(
+        results(far_and_near("A", 1.0, 0.0), average=["far"]),
+        sets=["near", "far"],
+        in_domain=["near", "far"],
     )
-    text = write_report(both, tmp_path / "small")[0].read_text()
+    text = both.write(tmp_path / "small")[0].read_text()
     assert "| A | 1.000 [1.000, 1.000] | .000 [.000, .000] | .000 [.000, .000] |" in text
     assert "The average is over far." in text
 
 
-def results(*rows: Row, chosen_on: str = "", threshold: float | None = None) -> Results:
-    return Results(
+def results(*rows: Row[TableCell], **table: Any) -> TableResults:
+    """Return rows with what a table file says beside its methods."""
+    said = {"config": "run.toml", "results": "small", "seeds": [0], "methods": [{"name": "ppo"}]}
+    return TableResults(
         name="small",
+        table=TableFile.model_validate(said | table),
         rows=rows,
         sets=["near"],
         in_domain=["near"],
         budget="Every row spends little.",
-        chosen_on=chosen_on,
         command="agent-r1 table small.toml",
         versions={"Python": "3.11"},
         settings={"ppo": {"lr": 0.1}},
-        threshold=threshold,
     )
 
 
@@ -256,20 +265,20 @@ def test_the_report_says_what_answers_cost_and_how_fast_they_were_learned(tmp_pa
     learned = seed_scores(1, curve=[0.5] * 10 + [1.0] * 10)
     flat = [seed_scores(0, seed=seed, curve=[0.5] * 20) for seed in (0, 1)]
     rows = row("PPO", learned), row("Flat", *flat), row("GRPO")
-    text = write_report(results(*rows, threshold=0.85), tmp_path / "small")[0].read_text()
+    text = results(*rows, threshold=0.85).write(tmp_path / "small")[0].read_text()
     assert "| reached | sampled tokens to .850 |" in text
     assert "| PPO | 1 | .500 | 4.2 | .750 | 1 of 1 | 17,000 |" in text
     assert "| Flat | 2 | .500 | 4.2 | .500 | 0 of 2 | censored |" in text
     assert "| GRPO | 0 | - | - | - | - | - |" in text
-    text = write_report(results(*rows), tmp_path / "small")[0].read_text()
+    text = results(*rows).write(tmp_path / "small")[0].read_text()
     assert "| PPO | 1 | .500 | 4.2 | .750 |\n" in text
     assert "threshold" not in text
 
 
 def test_a_report_names_its_measure_and_not_the_papers(tmp_path: Path):
-    run = replace(seed_scores(1, 0, curve=[0.5]), f1={})
-    counted = replace(results(row("PPO", run)), measure="trials:all_tests_passed")
-    markdown, numbers, drawing = write_report(counted, tmp_path / "small")
+    run = seed_scores(1, 0, curve=[0.5], f1={})
+    counted = results(row("PPO", run), measure="trials:all_tests_passed")
+    markdown, numbers, drawing = counted.write(tmp_path / "small")
     text, drawn = markdown.read_text(), drawing.read_text()
     found = json.loads(numbers.read_text())
     assert found["measure"] == "trials:all_tests_passed"
@@ -288,18 +297,17 @@ def test_a_report_names_its_measure_and_not_the_papers(tmp_path: Path):
 
 def test_a_row_of_which_a_run_did_not_measure_f1_has_none(tmp_path: Path):
     runs = [seed_scores(1, seed=seed, curve=[0.5]) for seed in (0, 1)]
-    unmeasured = replace(runs[1], f1={})
+    unmeasured = seed_scores(1, seed=1, curve=[0.5], f1={})
     rows = row("PPO", *runs), row("GRPO", runs[0], unmeasured)
-    text = write_report(results(*rows), tmp_path / "small")[0].read_text()
+    text = results(*rows).write(tmp_path / "small")[0].read_text()
     assert "| PPO | 2 | .500 | 4.2 | .500 |\n" in text
     assert "| GRPO | 2 | - | 4.2 | .500 |\n" in text
 
 
 def test_the_report_holds_every_row_and_what_was_not_run(tmp_path: Path):
     ppo = row("PPO", seed_scores(1, 0, seed=0, curve=[0.1, 0.2]), seed_scores(1, 1, seed=1))
-    files = write_report(
-        results(ppo, row("GRPO"), row("Off", table="ablation")), tmp_path / "small"
-    )
+    rows = ppo, row("GRPO"), row("Off", table="ablation")
+    files = results(*rows).write(tmp_path / "small")
     assert [file.name for file in files] == ["small.md", "small.json"]
     numbers = json.loads(files[1].read_text())
     # One line a row, set and seed; the means are 1/2 and 1.
@@ -322,15 +330,15 @@ def test_the_report_holds_every_row_and_what_was_not_run(tmp_path: Path):
 def test_the_report_says_which_choices_were_made_on_its_questions(tmp_path: Path):
     ppo = row("PPO", seed_scores(1))
     said = results(ppo, chosen_on="The learning rate was chosen on them.")
-    text = write_report(said, tmp_path / "said")[0].read_text()
+    text = said.write(tmp_path / "said")[0].read_text()
     assert "chosen on these questions.** The learning rate was chosen on them.\n" in text
-    text = write_report(results(ppo), tmp_path / "silent")[0].read_text()
+    text = results(ppo).write(tmp_path / "silent")[0].read_text()
     assert "chosen on these questions.** The table file does not say which choices" in text
 
 
 def test_the_report_is_made_of_what_the_json_file_holds(tmp_path: Path):
     ppo = row("PPO", seed_scores(1, 0, curve=[0.1, 0.2]))
-    markdown, numbers, *_ = write_report(results(ppo, row("GRPO")), tmp_path / "small")
+    markdown, numbers, *_ = results(ppo, row("GRPO")).write(tmp_path / "small")
     assert report(json.loads(numbers.read_text())) == markdown.read_text()
 
 
@@ -359,13 +367,13 @@ def test_a_table_says_how_small_a_p_value_its_seeds_allow(
 ):
     # All of one sign: 2 of 2^n patterns.
     ppo = row("PPO", *(seed_scores(1, 0, seed=seed) for seed in range(num_seeds)))
-    text = write_report(results(ppo), tmp_path / "small")[0].read_text()
+    text = results(ppo).write(tmp_path / "small")[0].read_text()
     assert said in text
 
 
 def test_intervals_of_an_older_version_are_said_to_be_too_narrow(tmp_path: Path):
     ppo = row("PPO", *(seed_scores(1, 0, seed=seed) for seed in range(3)))
-    found = json.loads(write_report(results(ppo), tmp_path / "small")[1].read_text())
+    found = json.loads(results(ppo).write(tmp_path / "small")[1].read_text())
     assert "too narrow" not in report(found)
     found["interval"]["method"] = "percentile bootstrap over seeds, then questions within each"
     # sqrt(3)
@@ -377,9 +385,9 @@ def test_intervals_of_an_older_version_are_said_to_be_too_narrow(tmp_path: Path)
 def test_a_report_says_where_nobody_knows_which_question_failed(
     tmp_path: Path, scores: tuple[float | None, ...], known: bool
 ):
-    run = replace(seed_scores(), scores={"near": scores}, failed={"near": 1})
+    run = seed_scores(*scores, failed={"near": 1})
     whole = seed_scores(1, 1, 0, seed=1)
-    text = write_report(results(row("PPO", run, whole)), tmp_path / "small")[0].read_text()
+    text = results(row("PPO", run, whole)).write(tmp_path / "small")[0].read_text()
     # Seeds weigh the same: (1/2 + 2/3) / 2.
     assert "| PPO | .583 [" in text
     assert "PPO seed 0: 1 of near" in text
@@ -408,16 +416,16 @@ def test_a_committed_table_has_the_intervals_that_its_cells_give():
     cells = [
         json.loads((folder / "cells" / f"grpo_seed{seed}.json").read_text()) for seed in (0, 1, 2)
     ]
-    runs = [SeedScores(seed, cell["scores"]) for seed, cell in enumerate(cells)]
+    runs = [TableCell.model_validate(cell) for cell in cells]
     again = estimate_row(Row("grpo", "GRPO", "methods", runs), found["sets"])
     assert again is not None
-    assert vars(again.average) == pytest.approx(grpo["average"])
-    assert vars(again.sets["in_domain"]) == pytest.approx(grpo["sets"]["in_domain"])
+    assert vars(again.of()) == pytest.approx(grpo["average"])
+    assert vars(again.of("in_domain")) == pytest.approx(grpo["sets"]["in_domain"])
 
 
 def test_a_table_with_curves_has_its_picture(tmp_path: Path):
     ppo = row("PPO", seed_scores(1, curve=[0.1, 0.2]))
-    files = write_report(results(ppo), tmp_path / "small")
+    files = results(ppo).write(tmp_path / "small")
     assert [file.name for file in files][2:] == ["small_methods.svg"]
     assert "](small_methods.svg)" in files[0].read_text()
 
@@ -425,25 +433,11 @@ def test_a_table_with_curves_has_its_picture(tmp_path: Path):
 def test_a_run_that_serves_two_tables_took_its_time_once(tmp_path: Path):
     shared = seed_scores(1)
     both = results(row("A", shared), row("B", shared, table="ablation"))
-    text = write_report(both, tmp_path / "small")[0].read_text()
+    text = both.write(tmp_path / "small")[0].read_text()
     assert "All runs together took 1 minutes." in text
-
-
-def test_a_chart_is_drawn_to_scale_and_escapes_names():
-    text = line_chart({"a<b": [0.0, 1.0, 0.5]}, title="T", x_label="step", y_label="share")
-    drawing = ElementTree.fromstring(text)
-    lines = [element for element in drawing if element.tag.endswith("polyline")]
-    # 3 steps from x = 56 to 760 - 220; y = 0 is at 400 - 48, y = 1 at 36.
-    assert lines[0].get("points") == "56.0,352.0 298.0,36.0 540.0,194.0"
-    assert "a&lt;b" in text
-
-
-@pytest.mark.parametrize(("span", "step"), [(3, 0.5), (10, 1), (50, 5), (150, 20), (1000, 100)])
-def test_ticks_are_ten_at_most(span: float, step: float):
-    assert tick_step(span) == pytest.approx(step)
 
 
 def test_an_interval_is_shown_around_its_mean():
     found = estimate_row(row("A", seed_scores(1, 1)), ["near"])
     assert found is not None
-    assert interval(found.average) == "1.000 [1.000, 1.000]"
+    assert interval(found.of()) == "1.000 [1.000, 1.000]"

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 
-from agent_r1.evaluation.matrix.config import Method
-from agent_r1.evaluation.matrix.data_sets import CODE, Family
-from agent_r1.evaluation.matrix.questions import Question
+from agent_r1.evaluation.experiments.config import Method
+from agent_r1.evaluation.experiments.data_sets import CODE, Family
+from agent_r1.evaluation.experiments.questions import Question
 from agent_r1_proto.tasks import Task
 from agent_r1_proto.tools import ToolSpec
 
