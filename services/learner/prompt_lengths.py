@@ -23,8 +23,8 @@ from agent_r1.runtime.files.tasks import (
     refuse_images,
 )
 from agent_r1.runtime.imports import quick_imports
+from agent_r1.text.chat_template import render_calls, template_message
 from agent_r1.text.control_tokens import ControlTokens, as_json, unused_word
-from agent_r1.text.template_messages import render_calls, template_message
 from agent_r1_proto.tasks import ChatMessage, Role, Task
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from transformers import AutoTokenizer, GenerationConfig
 
+from agent_r1.text.chat_template import render_calls, template_message
 from agent_r1.text.control_tokens import (
     MARKUP,
     control_pattern,
@@ -33,7 +34,6 @@ from agent_r1.text.control_tokens import (
     spell_out,
     unused_word,
 )
-from agent_r1.text.template_messages import render_calls, template_message
 from agent_r1.text.tool_formats import HERMES, ToolFormat
 from agent_r1_proto.tasks import ChatMessage
 
