@@ -227,9 +227,10 @@ def _elasticsearch(name: str, config: SearchConfig) -> Iterator[Report]:
 
 def _mcp_settings(name: str, config: ToolConfig, *, machine: bool) -> Iterator[Report]:
     """Check the settings of an MCP tool; its server is not started."""
-    from agent_r1.tools.mcp.settings import parse_settings
+    from agent_r1.tools.base import parse_settings
+    from agent_r1.tools.mcp.settings import McpSettings
 
-    settings = parse_settings(config.settings)
+    settings = parse_settings(McpSettings, config.settings)
     if not machine:
         return
     try:
