@@ -93,7 +93,7 @@ class Search:
             await self._run_calls(self._admit(going))
         paid = self._paid(branches)
         if self.decoding.method == "majority":
-            return paid[most_frequent(self.turns.answer(branch) for branch in paid)]
+            return paid[most_frequent(branch.last.answer for branch in paid)]
         await self._score(paid)
         return max(paid, key=lambda branch: self._scores[branch])
 
@@ -151,7 +151,7 @@ class Search:
     def _candidate(self, branch: Branch) -> Proposal:
         return Proposal(
             branch.record.turn_logprob,
-            calls=self.turns.has_calls(branch),
+            calls=bool(branch.last.calls),
             value=self._scores.get(branch, 0.0),
         )
 
@@ -171,7 +171,7 @@ class Search:
         going = [probe for probe in probes if probe.ended is None]
         for _ in range((self.decoding.lookahead or 1) - 1):
             await self._sample(going)
-            going = [p for p in going if p.ended is None and self._affords(p)]
+            going = [p for p in going if p.ended is None and self._budget.take(p.num_calls)]
             await self._run_calls(going)
             going = [probe for probe in going if probe.ended is None]
         await self._score(probes)
@@ -199,7 +199,7 @@ class Search:
         }
         ranked = sorted(paid, key=lambda branch: -logs[branch])
         weights = [math.exp(logs[branch] - logs[ranked[0]]) for branch in ranked]
-        return ranked[most_frequent(map(self.turns.answer, ranked), weights)]
+        return ranked[most_frequent((branch.last.answer for branch in ranked), weights)]
 
     # -- what turns are worth --------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class Search:
             read = branch.path.rpartition(".")[2]
             self._remembered[copy] = ProbedTurn(
                 turn=branch.record.turns[-1],
-                calls=self.turns.has_calls(branch),
+                calls=bool(branch.last.calls),
                 sample=int(read) if read.isdecimal() else None,
                 greedy=branch.record.token_ids == particle.greedy.record.token_ids,
                 logprob=branch.record.turn_logprob,
@@ -243,7 +243,7 @@ class Search:
 
     def _copies(self, branch: Branch) -> list[Branch]:
         """Return a branch as often as it is to be continued: once, where it calls nothing."""
-        number = (self.decoding.continuations or 0) if self.turns.has_calls(branch) else 1
+        number = (self.decoding.continuations or 0) if branch.last.calls else 1
         return [branch.sprout(f"{branch.path}{i}") for i in range(number)]
 
     async def _outcomes(self, branches: Sequence[Branch]) -> list[float]:
@@ -259,14 +259,10 @@ class Search:
         counts = await run_together(self.turns.sample(b, temperature) for b in branches)
         self._sampled_tokens += sum(counts)
 
-    def _affords(self, branch: Branch) -> bool:
-        """Take the calls of a branch's last turn from the budget, if it has them."""
-        return self._budget.take(self.turns.num_calls(branch))
-
     def _admit(self, branches: Sequence[Branch]) -> list[Branch]:
         """Return the branches whose calls the budget has; the others end."""
         going = [branch for branch in branches if branch.ended is None]
-        admitted = [branch for branch in going if self._affords(branch)]
+        admitted = [branch for branch in going if self._budget.take(branch.num_calls)]
         for branch in going:
             if branch not in admitted:
                 branch.ended = OUT_OF_CALLS
@@ -275,7 +271,7 @@ class Search:
     def _end_unpayable(self, branches: Sequence[Branch]) -> None:
         """End the branches whose calls the budget does not have, of whose others one is taken."""
         for branch in branches:
-            if branch.ended is None and not self._budget.has(self.turns.num_calls(branch)):
+            if branch.ended is None and not self._budget.has(branch.num_calls):
                 branch.ended = OUT_OF_CALLS
 
     def _paid(self, branches: Sequence[Branch]) -> Sequence[Branch]:
