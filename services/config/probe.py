@@ -27,10 +27,10 @@ from agent_r1.runtime.config import ModelConfig, StrictConfig
 from agent_r1.runtime.files.hub import model_folder
 from agent_r1.runtime.imports import quick_imports
 from agent_r1.runtime.user_code import describe
-from agent_r1.text.call_format import ANY_TOOL, check_call_format
 from agent_r1.text.chat_format import ChatFormat, OutsideMessage, asked_dialogue, reply_roles
 from agent_r1.text.chat_template import ChatTemplateError, load_tokenizer
 from agent_r1.text.sampler import PolicyError
+from agent_r1.text.template_checks import ANY_TOOL, check_call_format
 from agent_r1.text.tool_formats import NO_CALLS, load_tool_format
 from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.kinds import AnyToolConfig
@@ -231,9 +231,10 @@ def _elasticsearch(name: str, config: SearchConfig) -> Iterator[Report]:
 
 def _mcp_settings(name: str, config: ToolConfig, *, machine: bool) -> Iterator[Report]:
     """Check the settings of an MCP tool; its server is not started."""
-    from agent_r1.tools.mcp.settings import parse_settings
+    from agent_r1.tools.base import parse_settings
+    from agent_r1.tools.mcp.settings import McpSettings
 
-    settings = parse_settings(config.settings)
+    settings = parse_settings(McpSettings, config.settings)
     if not machine:
         return
     try:

@@ -9,8 +9,8 @@ import json
 import re
 from string import Template
 
-from agent_r1.reward.chat_server import ChatServer
 from agent_r1.reward.config import JudgeConfig
+from agent_r1.reward.model_server import ChatServer
 from agent_r1.runtime.files.foreign import read_text
 from agent_r1.runtime.unicode import escaped, escaped_line
 from agent_r1.text.verdicts import count_control_tokens, without_control_tokens

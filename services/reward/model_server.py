@@ -1,7 +1,7 @@
 """A language model's server, as reward components ask it over HTTP.
 
 Limits requests, and asks a server that is away again until patience is nearly up: an outage is an
-error of the component, never a score. chat_server.py and critic.py ask for what they need.
+error of the component, never a score. judge.py, reward_model.py and critic.py ask.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 import httpx
 
 from agent_r1.reward.config import ModelServerConfig
+from agent_r1_proto.tasks import ChatMessage
 
 logger = logging.getLogger(__name__)
 
@@ -168,6 +169,29 @@ class ModelServer:
                 f"{answer.text:.300}; correct [{self.table}]"
             )
         return answer
+
+
+class ChatServer(ModelServer):
+    """A model behind OpenAI's chat API: asked to complete a dialogue."""
+
+    async def complete(self, messages: list[ChatMessage], **options: Any) -> dict[str, Any]:
+        """Return the first choice that the model gives.
+
+        Args:
+            messages: the dialogue.
+            options: more keys of the request's body.
+
+        Raises:
+            ServerAwayError: the server did not answer in time.
+            ValueError: it refuses the request, or its answer is no chat completion.
+        """
+        asked = [message.model_dump() for message in messages]
+        return await self.post(
+            "/chat/completions",
+            {"messages": asked, "temperature": 0.0, **options},
+            lambda answer: dict(answer["choices"][0]),
+            f"no chat completion; correct {self.table}.url, which usually ends with /v1",
+        )
 
 
 def _read(answer: httpx.Response, read: Callable[[dict[str, Any]], T], fault: str) -> T:

@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from agent_r1.reward.chat_server import ChatServer
 from agent_r1.reward.config import RewardModelConfig
+from agent_r1.reward.model_server import ChatServer
 from agent_r1.text.verdicts import BAD, GOOD, count_in_dialogue, verdict_dialogue
 from agent_r1_proto.rewards import ScoreRequest
 

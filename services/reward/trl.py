@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from agent_r1.reward.components import READS_TOKENS, Component
-from agent_r1.text.template_messages import template_message
+from agent_r1.text.chat_template import template_message
 from agent_r1_proto.rewards import ScoreRequest
 
 logger = logging.getLogger(__name__)

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from agent_r1.reward.scorer import ComponentError, Scorer
 from agent_r1.reward.versions import GroupVersions
@@ -54,18 +55,18 @@ class _Clock:
         return self._ended_at + self._waited_s + time.monotonic() - self._taken
 
 
+@dataclass(eq=False)
 class RewardWorker:
     """One member of the consumer group that scores; `consumer_name` is unique in the run."""
 
-    def __init__(
-        self, broker: Broker, scorer: Scorer, *, consumer_name: str, max_concurrent: int = 32
-    ) -> None:
-        self._broker = broker
-        self._board = FailureBoard(broker)
-        self._scorer = scorer
-        self._versions = GroupVersions(ScoringModels(broker), scorer.asking)
-        self._consumer_name = consumer_name
-        self._max_concurrent = max_concurrent
+    broker: Broker
+    scorer: Scorer
+    consumer_name: str
+    max_concurrent: int = 32
+
+    def __post_init__(self) -> None:
+        self._board = FailureBoard(self.broker)
+        self._versions = GroupVersions(ScoringModels(self.broker), self.scorer.asking)
         self._tasks: dict[asyncio.Task[None], Entry[Trajectory]] = {}
         self.num_scored = 0
         """Trajectories scored and passed on."""
@@ -83,10 +84,10 @@ class RewardWorker:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Score until `stop` is set; then finish or give back what is in flight."""
-        keys = self._broker.keys
+        keys = self.broker.keys
         await self._versions.start()
-        async with self._broker.consumer(
-            keys.trajectories, Trajectory, group=REWARD_GROUP, consumer=self._consumer_name
+        async with self.broker.consumer(
+            keys.trajectories, Trajectory, group=REWARD_GROUP, consumer=self.consumer_name
         ) as consumer:
             consumer.on_deadly = self._give_up_deadly
             try:
@@ -97,12 +98,12 @@ class RewardWorker:
                 await self._wind_up(consumer)
 
     async def _take(self, consumer: StreamConsumer[Trajectory]) -> None:
-        room = self._max_concurrent - len(self._tasks)
+        room = self.max_concurrent - len(self._tasks)
         if room == 0:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         else:
             entries = await consumer.read(room, READ_BLOCK_S)
-            now = await self._broker.time() if entries else 0.0
+            now = await self.broker.time() if entries else 0.0
             for entry in entries:
                 clock = _Clock(entry, now)
                 task = asyncio.create_task(self._process(consumer, entry, clock))
@@ -132,7 +133,7 @@ class RewardWorker:
             try:
                 with span("reward", trajectory.rollout.traceparent):
                     versions = await self._versions.of(trajectory.rollout)
-                    reward = await self._scorer.score_trajectory(trajectory, versions)
+                    reward = await self.scorer.score_trajectory(trajectory, versions)
                 self.on_scored(time.monotonic() - started)
             except Exception as exc:
                 logger.exception("scoring failed rollout_id=%s", trajectory.rollout_id)
@@ -190,4 +191,4 @@ class RewardWorker:
         return [(self._destination(trajectory), failed)]
 
     def _destination(self, trajectory: Trajectory) -> str:
-        return trajectory.rollout.reply_stream or self._broker.keys.scored
+        return trajectory.rollout.reply_stream or self.broker.keys.scored

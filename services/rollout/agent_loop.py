@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from agent_r1.rollout.branch import AttemptFailedError, Branch, BranchState
@@ -38,55 +39,38 @@ from agent_r1_proto.trajectory import DecodingCost, Status, Trajectory
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, kw_only=True)
 class AgentLoop:
-    """Runs trajectories against one policy. Safe to use from many coroutines at once.
+    """Runs trajectories against one policy. Safe to use from many coroutines at once."""
 
-    Args:
-        policy: samples tokens.
-        chat: the model's chat template, in tokens.
-        tools: calls tools; its specs are known.
-        env: limits.
-        make_env: makes the environment of one trajectory.
-        max_context: most tokens of one segment, prompt included (`model.max_context`).
-        run_seed: `run.seed`.
-        server_id: name of this rollout server.
-        scorer: scores the branches of searches; None where none is there.
-    """
+    policy: Sampler
+    """Samples tokens."""
+    chat: ChatFormat
+    """The model's chat template, in tokens."""
+    tools: ToolClient
+    """Calls tools; its specs are known."""
+    env: EnvConfig
+    """Limits."""
+    make_env: Callable[[Task], ToolEnv]
+    """Makes the environment of one trajectory."""
+    max_context: int
+    """Most tokens of one segment, prompt included (`model.max_context`)."""
+    run_seed: int
+    """`run.seed`."""
+    server_id: str
+    """Name of this rollout server."""
+    scorer: BranchScorer | None = None
+    """Scores the branches of searches; None where none is there."""
 
-    def __init__(
-        self,
-        *,
-        policy: Sampler,
-        chat: ChatFormat,
-        tools: ToolClient,
-        env: EnvConfig,
-        make_env: Callable[[Task], ToolEnv],
-        max_context: int,
-        run_seed: int,
-        server_id: str,
-        scorer: BranchScorer | None = None,
-    ) -> None:
-        unknown = sorted(set(env.enable_tools or ()) - set(tools.specs))
-        if unknown:
-            raise ValueError(
-                f"env.enable_tools names {', '.join(unknown)}, which no [tools.<name>] configures; "
-                f"configured: {', '.join(sorted(tools.specs)) or 'none'}"
-            )
-        self._chat = chat
-        self._tools = tools
-        self._env = env
-        self._make_env = make_env
+    def __post_init__(self) -> None:
         tokens = TokenLoop(
-            policy,
-            chat,
-            max_context=min(max_context, policy.max_context),
-            max_tokens_per_turn=env.max_tokens_per_turn,
-            answer_pattern=env.answer_pattern,
+            self.policy,
+            self.chat,
+            max_context=min(self.max_context, self.policy.max_context),
+            max_tokens_per_turn=self.env.max_tokens_per_turn,
+            answer_pattern=self.env.answer_pattern,
         )
-        self._turns = Turns(tokens, env, run_seed)
-        self._run_seed = run_seed
-        self._server_id = server_id
-        self._scorer = scorer
+        self._turns = Turns(tokens, self.env, self.run_seed)
         self._prompt_logged = False
         self._long_prompt_logged = False
 
@@ -100,11 +84,11 @@ class AgentLoop:
         record = TrajectoryBuilder()
         status: Status = "FAILED"
         cost: DecodingCost | None = None
-        limit = self._env.trajectory_timeout_s
+        limit = self.env.trajectory_timeout_s
         deadline = None if limit is None else started + limit
         states: list[BranchState] = []
         try:
-            await begin_component(f"environment {self._env.type!r}")
+            await begin_component(f"environment {self.env.type!r}")
             branch = self._begin(rollout, record, states, deadline)
             async with asyncio.timeout(limit):
                 branch, cost = await self._interact(branch, states)
@@ -126,8 +110,8 @@ class AgentLoop:
             rollout,
             status,
             repair_text(reason),
-            seed=turn_seed(self._run_seed, rollout, 0),
-            server_id=self._server_id,
+            seed=turn_seed(self.run_seed, rollout, 0),
+            server_id=self.server_id,
             started_at=started_at,
             latency_ms=(time.monotonic() - started) * 1000,
             decoding=cost,
@@ -144,7 +128,7 @@ class AgentLoop:
             names, asked = self._offered_names(task), self._asked(task)
         except AttemptFailedError as exc:
             raise ValueError(str(exc)) from exc
-        specs = [self._tools.directory.spec(name) for name in names]
+        specs = [self.tools.directory.spec(name) for name in names]
         return self._prompt(asked, specs, task.id).token_ids
 
     def _begin(
@@ -157,12 +141,12 @@ class AgentLoop:
         """Return the branch that an attempt begins with, its prompt in `record`."""
         names = self._offered_names(rollout.task)
         env = self._open_env(rollout.task)
-        pins = self._tools.directory.pin(names) if self._env.pin == "trajectory" else {}
-        specs = {name: self._tools.directory.spec(name, pins.get(name)) for name in names}
-        calls = CallRunner(self._tools, self._env, specs, rollout, pins=pins, deadline=deadline)
+        pins = self.tools.directory.pin(names) if self.env.pin == "trajectory" else {}
+        specs = {name: self.tools.directory.spec(name, pins.get(name)) for name in names}
+        calls = CallRunner(self.tools, self.env, specs, rollout, pins=pins, deadline=deadline)
         states.append(BranchState(env, calls))
         if rollout.decoding is not None:
-            _check_decoding(rollout.decoding, specs, self._scorer)
+            _check_decoding(rollout.decoding, specs, self.scorer)
         record.messages, record.tools = self._asked(rollout.task), list(specs.values())
         try:
             prompt = self._prompt(record.messages, record.tools, rollout.task.id)
@@ -178,8 +162,8 @@ class AgentLoop:
         if branch.record.prompt_length >= self._turns.tokens.max_context:
             self._refuse_prompt(branch)
         elif branch.rollout.decoding is not None:
-            seed = turn_seed(self._run_seed, branch.rollout, 0)
-            search = Search(self._turns, branch.rollout.decoding, states, self._scorer, seed)
+            seed = turn_seed(self.run_seed, branch.rollout, 0)
+            search = Search(self._turns, branch.rollout.decoding, states, self.scorer, seed)
             return await search.run(branch)
         while branch.ended is None:
             with span("turn", number=len(branch.record.turns)):
@@ -191,7 +175,7 @@ class AgentLoop:
     # -- prompt and turns ------------------------------------------------------------------------
 
     def _offered_names(self, task: Task) -> list[str]:
-        names = self._tools.specs if self._env.enable_tools is None else self._env.enable_tools
+        names = self.tools.specs if self.env.enable_tools is None else self.env.enable_tools
         if task.tools is not None:
             missing = sorted(set(task.tools) - set(names))
             if missing:
@@ -210,12 +194,12 @@ class AgentLoop:
         """
         for message in task.messages():
             self._turns.text(message.content)
-        return asked_dialogue(task, self._env.system_prompt, partial(self._turns.outside, "tool"))
+        return asked_dialogue(task, self.env.system_prompt, partial(self._turns.outside, "tool"))
 
     def _prompt(
         self, messages: Sequence[PromptMessage], tools: Sequence[ToolSpec], task_id: str
     ) -> Rendered:
-        rendered = self._chat.render_prompt(messages, tools)
+        rendered = self.chat.render_prompt(messages, tools)
         if not self._prompt_logged:
             self._prompt_logged = True
             logger.info(
@@ -250,16 +234,16 @@ class AgentLoop:
 
     def _open_env(self, task: Task) -> ToolEnv:
         try:
-            return self._make_env(task)
+            return self.make_env(task)
         except Exception as exc:
             logger.exception("environment not created task_id=%s", task.id)
-            made = getattr(self._make_env, "func", self._make_env)  # of a partial, its class
+            made = getattr(self.make_env, "func", self.make_env)  # of a partial, its class
             name = getattr(made, "__name__", "the environment")
             raise AttemptFailedError(f"env_error: {name}(...) {raised(exc)}") from exc
 
     async def _close(self, states: list[BranchState]) -> None:
         for state in states:
-            await state.close(self._env.step_timeout_s)
+            await state.close(self.env.step_timeout_s)
 
 
 def _check_decoding(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from agent_r1.rollout.envs import ToolEnv
 from agent_r1.rollout.tool_calls.client import ToolOutageError
 from agent_r1.rollout.tool_calls.runner import CallRunner
+from agent_r1.text.reading import TurnText
 from agent_r1.text.trajectory_builder import TrajectoryBuilder
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.trajectory import Status, Turn
@@ -78,6 +79,17 @@ class Branch:
     """Names it among the branches of an attempt; "" where there is only one."""
     ended: tuple[Status, str] | None = None
     """How it ended and why; None while it goes on."""
+
+    @property
+    def last(self) -> TurnText:
+        """What its last turn says; the turn has been sampled."""
+        assert self.record.read is not None
+        return self.record.read
+
+    @property
+    def num_calls(self) -> int:
+        """Calls of the last turn that would reach a tool."""
+        return self.state.calls.num_runnable(self.last)
 
     def sprout(self, path: str) -> Branch:
         """Return a branch with the same tokens. It shares the state until it gets its own."""

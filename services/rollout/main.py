@@ -43,10 +43,10 @@ from agent_r1.runtime.http.token import find_token
 from agent_r1.runtime.imports import quick_imports
 from agent_r1.runtime.metrics import MetricsPage
 from agent_r1.runtime.together import run_together
-from agent_r1.text.call_format import ANY_TOOL, check_call_format
 from agent_r1.text.chat_format import ChatFormat, reply_roles
 from agent_r1.text.chat_template import load_tokenizer
 from agent_r1.text.sampler import EngineDeadError, Sampler
+from agent_r1.text.template_checks import ANY_TOOL, check_call_format
 from agent_r1.text.tool_formats import NO_CALLS, load_tool_format
 from agent_r1.weights.file import FileFetcher
 from agent_r1.weights.http import HttpFetcher, require_room_for_versions

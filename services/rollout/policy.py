@@ -51,10 +51,12 @@ class EngineWork:
 class Policy(Sampler, Protocol):
     """A sampler with versioned weights."""
 
-    @property
-    def policy_version(self) -> int:
-        """Version of the weights new tokens are sampled with; 0 is the configured model."""
-        ...
+    policy_version: int
+    """Version of the weights new tokens are sampled with; 0 is the configured model."""
+    work: EngineWork
+    """What the engine does, as of its last step."""
+    is_loading: bool
+    """Whether weights are being replaced, so that generation stands still for a while."""
 
     @property
     def eos_token_ids(self) -> Sequence[int]:
@@ -67,18 +69,8 @@ class Policy(Sampler, Protocol):
         ...
 
     @property
-    def work(self) -> EngineWork:
-        """What the engine does, as of its last step."""
-        ...
-
-    @property
     def death(self) -> str | None:
         """None while the engine is alive; else one line that says why it stopped."""
-        ...
-
-    @property
-    def is_loading(self) -> bool:
-        """Whether weights are being replaced, so that generation stands still for a while."""
         ...
 
     async def start(self) -> None:

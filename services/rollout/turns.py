@@ -99,18 +99,6 @@ class Turns:
         if branch.ended is None and not self._show(record, reply):
             branch.ended = ("TRUNCATED", "max_trajectory_tokens")
 
-    def num_calls(self, branch: Branch) -> int:
-        """Return how many calls of the last turn would reach a tool."""
-        return branch.state.calls.num_runnable(_last(branch))
-
-    def has_calls(self, branch: Branch) -> bool:
-        """Say whether the last turn calls a tool."""
-        return bool(_last(branch).calls)
-
-    def answer(self, branch: Branch) -> str | None:
-        """Return the answer that the last turn gives; None without one."""
-        return _last(branch).answer
-
     # -- its calls -------------------------------------------------------------------------------
 
     async def _react(self, branch: Branch) -> tuple[EnvStep, list[str]]:
@@ -121,7 +109,7 @@ class Turns:
         """
         record, state = branch.record, branch.state
         number, last = len(record.turns) - 1, record.turns[-1]
-        turn = _last(branch)
+        turn = branch.last
         sampled = record.token_ids[last.start : last.end]
         ends = self.tokens.chat.call_end_indexes(sampled, turn.text, turn.calls)
         outcomes = await state.calls.run(number, turn, [last.start + end for end in ends])
@@ -215,12 +203,6 @@ def _without_images(step: EnvStep) -> EnvStep:
     """Return a step whose images are named in brackets."""
     message = None if step.message is None else shown_text(step.message)
     return replace(step, observations=list(map(shown_text, step.observations)), message=message)
-
-
-def _last(branch: Branch) -> TurnText:
-    """Return what the last turn of a branch says."""
-    assert branch.record.read is not None
-    return branch.record.read
 
 
 def raised(exc: Exception) -> str:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from agent_r1.rollout.policy import Policy
 from agent_r1.weights.manifest import Fetcher, WeightsRefusedError
@@ -27,19 +28,18 @@ class OlderVersionError(ValueError):
     """A load was asked for of a version older than the one in use, which is not the newest."""
 
 
+@dataclass(eq=False)
 class WeightVersions:
-    """The policy's weights as numbered versions.
+    """The policy's weights as numbered versions."""
 
-    Args:
-        policy: loads weights and scores tokens.
-        registry: knows the newest version.
-        fetcher: brings versions to this machine.
-    """
+    policy: Policy
+    """Loads weights and scores tokens."""
+    registry: Registry
+    """Knows the newest version."""
+    fetcher: Fetcher
+    """Brings versions to this machine."""
 
-    def __init__(self, policy: Policy, registry: Registry, fetcher: Fetcher) -> None:
-        self._policy = policy
-        self._registry = registry
-        self._fetcher = fetcher
+    def __post_init__(self) -> None:
         self._lock = asyncio.Lock()
         self._swap_lock = asyncio.Lock()
         """Scores wait for it, and not for a version that is still on its way."""
@@ -52,7 +52,7 @@ class WeightVersions:
     @property
     def held(self) -> int:
         """Version in use."""
-        return self._policy.policy_version
+        return self.policy.policy_version
 
     async def load(self, request: LoadRequest) -> LoadReply:
         """Bring the server to the newest version, which is at least the one asked for.
@@ -68,7 +68,7 @@ class WeightVersions:
             TimeoutError: Redis did not say what the newest version is.
             EngineDeadError: the engine failed.
         """
-        await asyncio.to_thread(self._fetcher.check_location, request.manifest_location)
+        await asyncio.to_thread(self.fetcher.check_location, request.manifest_location)
         async with self._lock:
             # Read under the lock: what is held now was published before.
             newest = await self.newest()
@@ -117,10 +117,10 @@ class WeightVersions:
         while True:
             try:
                 started = time.monotonic()
-                manifest = await self._fetcher.fetch(newest)
+                manifest = await self.fetcher.fetch(newest)
                 fetch_s = time.monotonic() - started
                 async with self._swap_lock:
-                    timing = await self._policy.load_weights(manifest)
+                    timing = await self.policy.load_weights(manifest)
                 break
             except WeightsRefusedError:
                 later = await self.newest()
@@ -147,7 +147,7 @@ class WeightVersions:
 
     async def _score(self, prompt: ScoredPrompt) -> list[float]:
         first = prompt.wanted[0]
-        logprobs = await self._policy.score(prompt.token_ids, first)
+        logprobs = await self.policy.score(prompt.token_ids, first)
         return [logprobs[position - first] for position in prompt.wanted]
 
     async def newest(self) -> NewestVersion | None:
@@ -158,7 +158,7 @@ class WeightVersions:
         """
         try:
             async with asyncio.timeout(REGISTRY_TIMEOUT_S):
-                return await self._registry.newest_version()
+                return await self.registry.newest_version()
         except TimeoutError as exc:
             raise TimeoutError(
                 f"Redis did not say within {REGISTRY_TIMEOUT_S:g} s which version is the newest"

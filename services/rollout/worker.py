@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from agent_r1.rollout.tool_calls.outages import MAX_FREE_ATTEMPTS, is_free
 from agent_r1.rollout.weight_versions import WeightVersions
@@ -42,37 +43,26 @@ def _attempt(task: RolloutTask) -> tuple[str, str | None]:
     return str(task.key), task.reply_stream
 
 
+@dataclass(eq=False, kw_only=True)
 class RolloutWorker:
-    """Works on samples of one run until it is stopped.
+    """Works on samples of one run until it is stopped."""
 
-    Args:
-        consumer: of the stream `tasks`; entered by the caller.
-        registry: newest version and incarnation.
-        run_attempt: runs one attempt to its end, and raises EngineDeadError where the policy dies.
-        versions: the weights of this server.
-        trajectories: name of the stream that gets the results.
-        max_concurrent: most samples worked on at a time.
-        board: tells whoever waits of failed attempts.
-    """
+    consumer: StreamConsumer[RolloutTask]
+    """Of the stream `tasks`; entered by the caller."""
+    registry: Registry
+    """Newest version and incarnation."""
+    run_attempt: Callable[[RolloutTask], Awaitable[Trajectory]]
+    """Runs one attempt to its end, and raises EngineDeadError where the policy dies."""
+    versions: WeightVersions
+    """The weights of this server."""
+    trajectories: str
+    """Name of the stream that gets the results."""
+    max_concurrent: int
+    """Most samples worked on at a time."""
+    board: FailureBoard
+    """Tells whoever waits of failed attempts."""
 
-    def __init__(
-        self,
-        *,
-        consumer: StreamConsumer[RolloutTask],
-        registry: Registry,
-        run_attempt: Callable[[RolloutTask], Awaitable[Trajectory]],
-        versions: WeightVersions,
-        trajectories: str,
-        max_concurrent: int,
-        board: FailureBoard,
-    ) -> None:
-        self._consumer = consumer
-        self._registry = registry
-        self._run_attempt = run_attempt
-        self._versions = versions
-        self._trajectories = trajectories
-        self._max_concurrent = max_concurrent
-        self._board = board
+    def __post_init__(self) -> None:
         self._working: dict[asyncio.Task[None], Entry[RolloutTask]] = {}
         self._under_way: set[tuple[str, str | None]] = set()
         """Attempts being made, by key and reply stream."""
@@ -82,7 +72,7 @@ class RolloutWorker:
         self._stopping = False
         self._draining = False
         self._fatal: EngineDeadError | None = None
-        consumer.on_deadly = self._give_up_deadly
+        self.consumer.on_deadly = self._give_up_deadly
         self._failures: Counter[str] = Counter()
         """FAILED attempts by kind."""
         self.on_attempt: Callable[[Trajectory, bool], None] = lambda trajectory, published: None
@@ -116,14 +106,14 @@ class RolloutWorker:
         up_to_date = False
         try:
             while not self._stopping and (self.in_flight or not self._draining):
-                if self._draining or self.in_flight >= self._max_concurrent:
+                if self._draining or self.in_flight >= self.max_concurrent:
                     await self._wait_for_change()
                     continue
                 # Samples that were just taken have shown that the newest version is held.
                 if not up_to_date and not await self._holds_newest():
                     continue
-                room = self._max_concurrent - self.in_flight
-                entries = await self._consumer.read(room, READ_BLOCK_S)
+                room = self.max_concurrent - self.in_flight
+                entries = await self.consumer.read(room, READ_BLOCK_S)
                 up_to_date = bool(entries) and await self._start(entries)
             if self._fatal is not None:
                 raise self._fatal
@@ -143,19 +133,19 @@ class RolloutWorker:
 
     async def _holds_newest(self) -> bool:
         """Make sure the newest version is known and held; False means ask again."""
-        newest = await self._registry.newest_version()
+        newest = await self.registry.newest_version()
         if newest is None:
             await self._wait_for_change(VERSION_POLL_S)
             return False
         try:
-            await self._versions.catch_up(newest)
+            await self.versions.catch_up(newest)
         except EngineDeadError as exc:
             self._die(exc)
             return False
         except (PolicyError, WeightsRefusedError, TimeoutError) as exc:
             logger.error(
                 "server stays behind and takes no samples held=%d policy_version=%d error=%s",
-                self._versions.held,
+                self.versions.held,
                 newest.policy_version,
                 exc,
             )
@@ -173,20 +163,20 @@ class RolloutWorker:
         sample is never older than the one the sample was issued for. A server that is behind gives
         its samples back, for servers that hold it.
         """
-        newest, incarnation = await self._registry.newest()
+        newest, incarnation = await self.registry.newest()
         wanted: list[Entry[RolloutTask]] = []
         for entry in entries:
             task = entry.message
             is_old = incarnation is not None and task.key.incarnation < incarnation
             if is_old and task.purpose == "train":
                 logger.debug("sample of an earlier incarnation dropped rollout_id=%s", task.key)
-                await self._consumer.finish(entry)
+                await self.consumer.finish(entry)
             else:
                 wanted.append(entry)
-        is_behind = newest is None or newest.policy_version > self._versions.held
+        is_behind = newest is None or newest.policy_version > self.versions.held
         for entry in wanted:
             if self._takes_no_more or is_behind:  # to get the weights may take long
-                await self._consumer.release(entry)
+                await self.consumer.release(entry)
                 continue
             if _attempt(entry.message) in self._under_way:
                 await self._drop_repeat(entry)
@@ -206,11 +196,11 @@ class RolloutWorker:
             entry.message.key,
             self._repeats,
         )
-        await self._consumer.finish(entry)
+        await self.consumer.finish(entry)
 
     async def drop_earlier_incarnations(self) -> None:
         """Cancel and drop training samples in flight that an earlier learner start issued."""
-        incarnation = await self._registry.incarnation()
+        incarnation = await self.registry.incarnation()
         if incarnation is None:
             return
         for work, entry in list(self._working.items()):
@@ -219,19 +209,19 @@ class RolloutWorker:
                 work.cancel()
                 await asyncio.wait([work])
                 if work.cancelled():
-                    await self._consumer.finish(entry)
+                    await self.consumer.finish(entry)
 
     # -- working ---------------------------------------------------------------------------------
 
     async def _work(self, entry: Entry[RolloutTask]) -> None:
         """Run the attempts of one sample and publish the last."""
         task = entry.message
-        self._consumer.note_components(entry)
+        self.consumer.note_components(entry)
         free = 0
         try:
             while True:
                 with span("rollout", task.traceparent, rollout_id=str(task.key)):
-                    trajectory = await self._run_attempt(task)
+                    trajectory = await self.run_attempt(task)
                 if trajectory.status != "FAILED":
                     break
                 free += is_free(trajectory.reason) and free < MAX_FREE_ATTEMPTS
@@ -242,12 +232,12 @@ class RolloutWorker:
                 self.on_attempt(trajectory, False)
                 task = self._next_attempt(task)
             async with self._publishing:
-                await self._consumer.finish(entry, [(self._trajectories, trajectory)])
+                await self.consumer.finish(entry, [(self.trajectories, trajectory)])
             self.on_attempt(trajectory, True)
             self._log_published(trajectory)
         except EngineDeadError as exc:
             self._die(exc)
-            await self._consumer.release(entry)
+            await self.consumer.release(entry)
         except Exception as exc:
             logger.exception("sample could not be processed rollout_id=%s", task.key)
             await self._fail(entry, task, exc)
@@ -296,22 +286,22 @@ class RolloutWorker:
         )
         detail = [error for error in errors[-1:] if error not in trajectory.reason]
         reason = "\n".join([trajectory.reason, *detail])
-        await self._board.note("rollout", reason, trajectory.rollout_id)
+        await self.board.note("rollout", reason, trajectory.rollout_id)
 
     async def _fail(self, entry: Entry[RolloutTask], task: RolloutTask, exc: Exception) -> None:
         """Count a defect of ours; at the limit the sample ends as FAILED beside its dead letter."""
         reason = f"rollout_error: {type(exc).__name__}: {exc}"
-        await self._board.note("rollout", f"{reason}\n{innermost_frames(exc)}", str(task.key))
+        await self.board.note("rollout", f"{reason}\n{innermost_frames(exc)}", str(task.key))
         failed = failed_trajectory(task, reason)
-        await self._consumer.fail(entry, reason, [(self._trajectories, failed)])
+        await self.consumer.fail(entry, reason, [(self.trajectories, failed)])
 
     async def _give_up_deadly(
         self, task: RolloutTask, why: str
     ) -> Sequence[tuple[str, StreamMessage]]:
         """Let a sample that ends the process end as FAILED."""
         reason = f"rollout_error: task {task.task.id!r}: its rollout {why}"
-        await self._board.note("rollout", reason, str(task.key))
-        return [(self._trajectories, failed_trajectory(task, reason))]
+        await self.board.note("rollout", reason, str(task.key))
+        return [(self.trajectories, failed_trajectory(task, reason))]
 
     def _die(self, exc: EngineDeadError) -> None:
         if self._fatal is None:
@@ -342,4 +332,4 @@ class RolloutWorker:
         work.cancel()
         await asyncio.wait([work])
         if work.cancelled():
-            await self._consumer.release(entry)
+            await self.consumer.release(entry)

@@ -7,9 +7,7 @@ starts in the background, so that a call finds an interpreter that has already s
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
-import os
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,14 +15,13 @@ from dataclasses import replace
 
 from agent_r1.sandbox import bubblewrap
 from agent_r1.sandbox.interpreter import ask_interpreter
-from agent_r1.sandbox.orphans import adopt_orphans
+from agent_r1.sandbox.processes import adopt_orphans, hide_from_user
 from agent_r1.sandbox.settings import SandboxSettings
 from agent_r1.sandbox.worker import SandboxEndedError, SandboxPlan, SandboxStartError, Worker
 
 logger = logging.getLogger(__name__)
 
 PROBE_WALL_S = 20.0
-_PR_SET_DUMPABLE = 4
 _PROBE = "print(6 * 7)"
 
 
@@ -58,7 +55,7 @@ class SandboxPool:
             logger.warning('sandbox = "container": programs see all that this container holds')
             adopt_orphans()
             if not own_user:
-                _hide_from_user()
+                hide_from_user()
         interpreter = await ask_interpreter(settings.python)
         plan = SandboxPlan(settings, interpreter, bwrap, own_user=own_user)
         try:
@@ -155,12 +152,6 @@ class SandboxPool:
         self._endings.add(task)
         task.add_done_callback(self._endings.discard)
         return task
-
-
-def _hide_from_user() -> None:
-    """Keep this process's memory and files from programs that have the same user."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
-        raise ValueError(f"prctl is refused: {os.strerror(ctypes.get_errno())}")
 
 
 async def _start_probed(plan: SandboxPlan) -> None:

@@ -62,23 +62,20 @@ class Frame:
         return {}
 
 
+@dataclass(eq=False)
 class Run:
     """The service's end of a run. `Worker.run` makes and closes it."""
 
-    def __init__(
-        self,
-        number: int,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        outputs: tuple[int, int],
-    ) -> None:
-        self.number = number
+    number: int
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    outputs: tuple[int, int]
+
+    def __post_init__(self) -> None:
         self.why: Why = "ended"
         self.stopping = asyncio.Event()
         """It must end, for the reason `why`."""
-        self._reader = reader
-        self._writer = writer
-        self._outputs = [_Output(fd, self._exceed) for fd in outputs]
+        self._outputs = [_Output(fd, self._exceed) for fd in self.outputs]
 
     def stop(self, why: Why = "ended") -> None:
         """Let the process be ended; the first reason counts."""
@@ -92,18 +89,18 @@ class Run:
 
     async def forward(self, frame: Frame) -> None:
         """Send a frame as it is."""
-        self._writer.write(frame.kind + len(frame.body).to_bytes(4, "big") + frame.body)
+        self.writer.write(frame.kind + len(frame.body).to_bytes(4, "big") + frame.body)
         with contextlib.suppress(ConnectionError):
-            await self._writer.drain()
+            await self.writer.drain()
 
     async def receive(self) -> Frame | None:
         """Return the next frame; None where there will be none, or it is too large."""
         try:
-            kind, *length = await self._reader.readexactly(5)
+            kind, *length = await self.reader.readexactly(5)
             size = int.from_bytes(bytes(length), "big")
             if size > (REPORT_BYTES if bytes([kind]) == REPORT else FRAME_BYTES):
                 return None
-            return Frame(bytes([kind]), await self._reader.readexactly(size))
+            return Frame(bytes([kind]), await self.reader.readexactly(size))
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
 
@@ -128,7 +125,7 @@ class Run:
 
     def close(self) -> None:
         """Close the channel and the pipes."""
-        self._writer.transport.abort()
+        self.writer.transport.abort()
         for output in self._outputs:
             output.close()
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import errno
 import platform
 import struct
-from dataclasses import dataclass
 
 _SECCOMP_RET_ALLOW = 0x7FFF0000
 _SECCOMP_RET_ERRNO = 0x00050000
@@ -107,6 +106,16 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
 }
 
 
+# Of which some arguments are refused, or which hide them.
+_LOOKED_AT = {
+    "clone": (56, 220),
+    "clone3": (435, 435),
+    "socket": (41, 198),
+    "socketpair": (53, 199),
+    "ioctl": (16, 29),
+    "mmap": (9, 222),
+}
+_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 # Allowed on the caller itself only: elsewhere they change another process of the same user, such as
 # the guest, whose limits all later programs would inherit. (x86-64, aarch64, arguments that are 0)
 _ON_ITSELF: dict[str, tuple[int, int, tuple[int, ...]]] = {
@@ -116,28 +125,6 @@ _ON_ITSELF: dict[str, tuple[int, int, tuple[int, ...]]] = {
     "sched_setscheduler": (144, 119, (_ARG0,)),
     "sched_setattr": (314, 274, (_ARG0,)),
     "setpriority": (141, 140, (_ARG0, _ARG1)),
-}
-
-
-@dataclass(frozen=True)
-class _Machine:
-    audit_arch: int
-    column: int
-    clone: int
-    clone3: int
-    socket: int
-    socketpair: int
-    ioctl: int
-    mmap: int
-
-
-_MACHINES = {
-    "x86_64": _Machine(
-        0xC000003E, 0, clone=56, clone3=435, socket=41, socketpair=53, ioctl=16, mmap=9
-    ),
-    "aarch64": _Machine(
-        0xC00000B7, 1, clone=220, clone3=435, socket=198, socketpair=199, ioctl=29, mmap=222
-    ),
 }
 
 
@@ -153,41 +140,42 @@ def compile_filter(machine: str | None = None, *, private_dev: bool) -> bytes:
         ValueError: there is no table of system calls for this machine.
     """
     machine = machine or platform.machine()
-    if machine not in _MACHINES:
+    if machine not in _AUDIT_ARCH:
         raise ValueError(
             f"the sandbox has no system-call filter for this machine ({machine!r}); it runs on "
-            f"{' and '.join(_MACHINES)}"
+            f"{' and '.join(_AUDIT_ARCH)}"
         )
-    target = _MACHINES[machine]
+    column = list(_AUDIT_ARCH).index(machine)
+    number_of = {name: numbers[column] for name, numbers in _LOOKED_AT.items()}
     refuse = _SECCOMP_RET_ERRNO | errno.EPERM
     unknown = _SECCOMP_RET_ERRNO | errno.ENOSYS
     program = [
         _op(_LOAD, _ARCH),
-        _op(_JEQ, target.audit_arch, true=1),
+        _op(_JEQ, _AUDIT_ARCH[machine], true=1),
         _op(_RET, _SECCOMP_RET_KILL_PROCESS),
         _op(_LOAD, _NR),
         # x32 calls have the x86-64 arch value and numbers of their own.
         *_return_if(_JGE, _LAST_KNOWN + 1, unknown),
         # clone3 hides its flags in memory; without it libc falls back to clone.
-        *_return_if(_JEQ, target.clone3, unknown),
+        *_return_if(_JEQ, number_of["clone3"], unknown),
     ]
     for numbers in _REFUSED.values():
-        number = numbers[target.column]
+        number = numbers[column]
         if number is not None:
             program += _return_if(_JEQ, number, refuse)
-    program += _check_argument(target.clone, _ARG0, _return_if(_JSET, _CLONE_NEW, refuse))
+    program += _check_argument(number_of["clone"], _ARG0, _return_if(_JSET, _CLONE_NEW, refuse))
     for *calls, arguments in _ON_ITSELF.values():
         for argument in arguments:
             others = [_op(_JEQ, 0, true=1), _op(_RET, refuse)]
-            program += _check_argument(calls[target.column], argument, others)
+            program += _check_argument(calls[column], argument, others)
     only_unix = [_op(_JEQ, _AF_UNIX, true=1), _op(_RET, _SECCOMP_RET_ERRNO | errno.EAFNOSUPPORT)]
-    program += _check_argument(target.socket, _ARG0, only_unix)
-    program += _check_argument(target.socketpair, _ARG0, only_unix)
-    terminal = [_TIOCSTI, _TIOCLINUX, _TIOCSETD]
-    program += _check_argument(
-        target.ioctl, _ARG1, [op for code in terminal for op in _return_if(_JEQ, code, refuse)]
-    )
-    program += _check_argument(target.mmap, _ARG3, _refuse_shared(refuse, private_dev))
+    program += _check_argument(number_of["socket"], _ARG0, only_unix)
+    program += _check_argument(number_of["socketpair"], _ARG0, only_unix)
+    terminal: list[bytes] = []
+    for code in (_TIOCSTI, _TIOCLINUX, _TIOCSETD):
+        terminal += _return_if(_JEQ, code, refuse)
+    program += _check_argument(number_of["ioctl"], _ARG1, terminal)
+    program += _check_argument(number_of["mmap"], _ARG3, _refuse_shared(refuse, private_dev))
     program.append(_op(_RET, _SECCOMP_RET_ALLOW))
     return b"".join(program)
 

@@ -1,14 +1,13 @@
-"""Settings of the tools that run code: what `[tools.<name>].settings` may hold, checked.
+"""Settings of the tools that run code: what `[tools.<name>].settings` may hold.
 
 Read by `PythonExec` and `CodeTests`, handed to the pool of sandboxes.
 """
 
 from __future__ import annotations
 
-import difflib
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 OPEN_FILES = 64
 """Most files one sandboxed process may hold open."""
@@ -18,8 +17,6 @@ OUTPUT_BYTES = 1 << 20
 """A program that prints more than this is stopped."""
 SHM_MB = 16
 """Size of a sandbox's /dev/shm, in MiB."""
-
-S = TypeVar("S", bound="SandboxSettings")
 
 
 class SandboxSettings(BaseModel):
@@ -51,27 +48,3 @@ class SandboxSettings(BaseModel):
     """Interpreter that runs the code, with its installed packages; None is the service's."""
     bwrap: str | None = None
     """Path of bubblewrap's `bwrap`; None is the one on PATH or beside the interpreter."""
-
-
-def parse_settings(owner: str, model: type[S], settings: dict[str, JsonValue]) -> S:
-    """Check the keyword arguments of a tool.
-
-    Raises:
-        ValueError: a key is unknown or a value is wrong; the text names every one.
-    """
-    try:
-        return model.model_validate(settings)
-    except ValidationError as exc:
-        problems = "; ".join(
-            _describe(str(error["loc"][0]), error["type"], error["msg"], error["input"], model)
-            for error in exc.errors(include_url=False)
-        )
-        raise ValueError(f"{owner} settings are wrong: {problems}") from exc
-
-
-def _describe(key: str, kind: str, message: str, value: object, model: type[BaseModel]) -> str:
-    if kind != "extra_forbidden":
-        return f"{key} ({value!r}): {message[0].lower()}{message[1:]}"
-    near = difflib.get_close_matches(key, model.model_fields, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(model.model_fields)}"
-    return f"{key} is unknown; {hint}"

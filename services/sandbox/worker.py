@@ -25,11 +25,15 @@ from typing import Any, Literal
 
 from agent_r1.sandbox import bubblewrap
 from agent_r1.sandbox.interpreter import Interpreter
-from agent_r1.sandbox.orphans import end_orphans
+from agent_r1.sandbox.processes import (
+    count_user_tasks,
+    end_orphans,
+    find_tree,
+    measure_memory,
+)
 from agent_r1.sandbox.run import Run, RunResult, open_run
 from agent_r1.sandbox.seccomp import compile_filter
 from agent_r1.sandbox.settings import FILES, OPEN_FILES, SandboxSettings
-from agent_r1.sandbox.usage import count_user_tasks, find_tree, measure_memory
 
 logger = logging.getLogger(__name__)
 
@@ -68,24 +72,24 @@ class SandboxPlan:
     """False leaves /proc empty."""
 
 
+@dataclass(eq=False)
 class Worker:
     """A started sandbox. Make one with `Worker.start`."""
 
-    def __init__(
-        self, plan: SandboxPlan, process: asyncio.subprocess.Process, control: socket.socket
-    ) -> None:
+    plan: SandboxPlan
+    process: asyncio.subprocess.Process
+    control: socket.socket
+    folder: str | None
+    uid: int | None
+
+    def __post_init__(self) -> None:
         self._calls = 0
         self._runs = 0
         self._clean = True
-        self._plan = plan
-        self._process = process
-        self._control = control
-        self._folder: str | None = None
-        self._uid: int | None = None
         self._base_memory = 0
         self._complaint = b""
         # Not Process.kill: it may reap the process before asyncio does.
-        self._pidfd = _open_pidfd(process.pid)
+        self._pidfd = _open_pidfd(self.process.pid)
         self._listener = asyncio.create_task(self._listen())
 
     @classmethod
@@ -108,8 +112,7 @@ class Worker:
             control.close()
             _remove_folder(folder)
             raise SandboxStartError(f"the sandbox cannot be started: {exc}") from exc
-        worker = cls(plan, process, control)
-        worker._folder, worker._uid = folder, uid
+        worker = cls(plan, process, control, folder, uid)
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 worker._send(_set_up_message(plan, uid, folder))
@@ -133,7 +136,7 @@ class Worker:
     @property
     def reusable(self) -> bool:
         """Whether nothing is left of the last call, and another one is allowed."""
-        return self._clean and self._calls < self._plan.settings.reuse_calls
+        return self._clean and self._calls < self.plan.settings.reuse_calls
 
     @property
     def usable(self) -> bool:
@@ -172,7 +175,7 @@ class Worker:
         self._runs += 1
         self._began = time.monotonic()
         try:
-            run = await open_run(self._runs, self._control, kind)
+            run = await open_run(self._runs, self.control, kind)
         except OSError as exc:
             raise self._ended_error() from exc
         guard = asyncio.create_task(self._guard(run, wall_s))
@@ -202,25 +205,25 @@ class Worker:
     async def kill(self) -> None:
         """End every process of the sandbox."""
         self._kill_processes()
-        self._control.close()
+        self.control.close()
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
-                await self._process.wait()
+                await self.process.wait()
                 await self._end_rest()
                 await self._listener
         except TimeoutError:
-            logger.error("a sandbox does not end pid=%d", self._process.pid)
+            logger.error("a sandbox does not end pid=%d", self.process.pid)
             self._listener.cancel()
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
-        _remove_folder(self._folder)
+        _remove_folder(self.folder)
 
     def _tree(self) -> list[int]:
-        return find_tree(self._process.pid)
+        return find_tree(self.process.pid)
 
     def _kill_processes(self) -> None:
-        if self._process.returncode is None:
+        if self.process.returncode is None:
             # Children first: once their parent is gone, they cannot be found. In a namespace all
             # die with its process 1, which --die-with-parent ends; but that process runs with the
             # program's rights, so its word is not taken for it.
@@ -234,15 +237,15 @@ class Worker:
 
     async def _end_rest(self) -> None:
         """End what outlives process 1 of the sandbox, where no namespace does."""
-        if self._plan.bwrap is None:
-            await end_orphans(self._uid)
+        if self.plan.bwrap is None:
+            await end_orphans(self.uid)
 
     async def _guard(self, run: Run, wall_s: float) -> None:
         """End a run that takes too much; no program can reach this process."""
         # A fork counts the pages it shares with the guest as its own.
-        limit = (self._plan.settings.memory_mb << 20) + 2 * self._base_memory
+        limit = (self.plan.settings.memory_mb << 20) + 2 * self._base_memory
         deadline = time.monotonic() + wall_s
-        while not run.stopping.is_set() and self._process.returncode is None:
+        while not run.stopping.is_set() and self.process.returncode is None:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 run.stop("wall")
@@ -255,12 +258,12 @@ class Worker:
             tree = self._tree()
             if measure_memory(tree) > limit:
                 run.stop("memory")
-            elif self._plan.bwrap and _count_files(tree) > FILES:
+            elif self.plan.bwrap and _count_files(tree) > FILES:
                 run.stop("files")
         if run.why in ("memory", "files"):  # the sandbox is not used again
             self._kill_processes()
             return
-        if self._process.returncode is not None:
+        if self.process.returncode is not None:
             await self._end_rest()
             return
         with contextlib.suppress(OSError):
@@ -272,18 +275,18 @@ class Worker:
         return SandboxEndedError(f"the sandbox ended during a run: {self.complaint[-500:]}")
 
     def _send(self, message: Json) -> None:
-        self._control.send(json.dumps(message).encode())
+        self.control.send(json.dumps(message).encode())
 
     async def _receive(self) -> Json:
         loop = asyncio.get_running_loop()
-        packet = await loop.sock_recv(self._control, _PACKET_BYTES)
+        packet = await loop.sock_recv(self.control, _PACKET_BYTES)
         if not packet:
             raise EOFError("the sandbox has ended")
         return json.loads(packet)
 
     async def _listen(self) -> None:
-        assert self._process.stdout is not None
-        while chunk := await self._process.stdout.read(_COMPLAINT_BYTES):
+        assert self.process.stdout is not None
+        while chunk := await self.process.stdout.read(_COMPLAINT_BYTES):
             self._complaint = (self._complaint + chunk)[-_COMPLAINT_BYTES:]
 
 

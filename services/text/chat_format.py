@@ -12,10 +12,15 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
-from agent_r1.text.chat_template import ChatTemplateError, render
+from agent_r1.text.chat_template import (
+    ChatTemplateError,
+    render,
+    render_calls,
+    template_message,
+)
 from agent_r1.text.control_tokens import (
     ControlTokens,
     Origin,
@@ -24,7 +29,8 @@ from agent_r1.text.control_tokens import (
     map_texts,
     unused_word,
 )
-from agent_r1.text.earlier_turns import (
+from agent_r1.text.reading import MARKUP, THINK_CLOSE, THINK_OPEN, TurnReader
+from agent_r1.text.template_checks import (
     ANY_FUNCTION,
     ANY_TOOL,
     QUESTION,
@@ -38,8 +44,6 @@ from agent_r1.text.earlier_turns import (
     outside_message,
     short_dialogue,
 )
-from agent_r1.text.reading import MARKUP, THINK_CLOSE, THINK_OPEN, TurnReader
-from agent_r1.text.template_messages import HiddenCallError, render_calls, template_message
 from agent_r1.text.tool_formats import HERMES, ParsedCall, ToolFormat
 from agent_r1_proto.parts import StoredImage, with_images
 from agent_r1_proto.tasks import ChatMessage, Role, Task
@@ -76,7 +80,7 @@ class OutsideMessage:
     text: str
     """As the template writes it."""
     token_ids: list[int]
-    """Of its text, from `encode_text` or `encode_limited`."""
+    """Of its text, from `encode_text` or `outside_message`."""
     call_id: str = ""
     """What the model called the call that it answers, for templates that repeat it beside the
     result; "" where it did not say."""
@@ -164,9 +168,9 @@ class ChatFormat:
         self._backend = tokenizer.backend_tokenizer
         self._kwargs = dict(template_kwargs or {})
         self._end_of_turn_ids = frozenset(end_of_turn_ids)
-        self._glue: dict[tuple[Role, ...], list[str]] = {}
-        self._glue_tokens: dict[str, list[int]] = {}
-        self._openings: dict[tuple[Role, ...], str] = {}
+        self._glue_of = cache(self._make_glue)
+        self._glue_ids = lru_cache(_MOST_GLUE)(self.encode)  # ids of calls are many
+        self._opening_after = cache(self._find_opening)
         # A template may put the tools into a message, and move them when another one follows.
         self._offered = [ANY_FUNCTION] if "tool" in reply_roles else None
         self._tool_format = tool_format
@@ -277,11 +281,8 @@ class ChatFormat:
     def _render_calls(
         self, dialogue: Dialogue, tools: list[dict[str, Any]] | None, *, prompted: bool = True
     ) -> str:
-        try:
-            render = partial(self._render, tools=tools, prompted=prompted)
-            return render_calls(render, dialogue, self._tool_format.write)
-        except HiddenCallError as exc:
-            raise ChatTemplateError(str(exc)) from exc
+        render = partial(self._render, tools=tools, prompted=prompted)
+        return render_calls(render, dialogue, self._tool_format.write)
 
     def _cut(self, text: str, cut: str, origin: Origin, *, said: bool = False) -> str:
         outside = self._said if said else self._outside
@@ -334,35 +335,23 @@ class ChatFormat:
         """Encode text from outside (a tool's) so that nothing in it becomes a control token."""
         return self._outside.encode(text)
 
-    def encode_limited(
-        self, text: str, *, max_chars: int, max_tokens: int | None, role: Role = "tool"
-    ) -> tuple[str, list[int]]:
-        """Encode outside text as the template writes it, cut to both limits with a visible marker.
+    def outside_message(
+        self, role: Role, text: str, *, max_chars: int, max_tokens: int | None
+    ) -> OutsideMessage:
+        """Return a message from outside as the template writes it, cut to both limits.
 
         Args:
-            text: of a message.
-            max_chars: most characters of it.
-            max_tokens: most tokens; None is no limit.
             role: of the message; some templates write the text of a tool as a string of JSON.
-
-        Returns:
-            The text as the model sees it, and its tokens (never more than `max_tokens`).
+            text: of the message.
+            max_chars: most characters of it; a visible marker stands for the rest.
+            max_tokens: most tokens of it; None is no limit.
         """
         in_json = role in self._json_roles
         shown, token_ids = self._outside.encode_limited(
             text, max_chars=max_chars, max_tokens=max_tokens, in_json=in_json
         )
         self.spelled_out.note("reply", self._outside.spelled_out(shown))
-        return shown, token_ids
-
-    def outside_message(
-        self, role: Role, text: str, *, max_chars: int, max_tokens: int | None
-    ) -> OutsideMessage:
-        """Return a message from outside, encoded and cut as by `encode_limited`."""
-        shown, token_ids = self.encode_limited(
-            text, max_chars=max_chars, max_tokens=max_tokens, role=role
-        )
-        whole = as_json(text) if role in self._json_roles else text
+        whole = as_json(text) if in_json else text
         return OutsideMessage(role, shown, token_ids, content=text if shown == whole else shown)
 
     def encode_reply(self, reply: Sequence[OutsideMessage]) -> list[int]:
@@ -381,26 +370,14 @@ class ChatFormat:
             token_ids += self._glue_ids(piece)
         return token_ids
 
-    @property
-    def opens_in_thought(self) -> bool:
-        """Whether the template begins a thought behind the message of a user."""
-        return bool(self.render_prompt([ChatMessage(role="user", content=QUESTION)]).opening)
-
     def opening_after(self, reply: Sequence[OutsideMessage]) -> str:
         """Return the thought that `encode_reply` begins for the model; "" where it begins none."""
-        roles: tuple[Role, ...] = tuple(message.role for message in reply)
-        if roles not in self._openings:
-            dialogue = short_dialogue(roles, _dummy_replies(roles))
-            render = partial(self._render, tools=self._offered)
-            self._openings[roles] = self._opening_of(render(dialogue), dialogue, render)
-        return self._openings[roles]
+        return self._opening_after(tuple(message.role for message in reply))
 
-    def _glue_ids(self, piece: str) -> list[int]:
-        if piece not in self._glue_tokens:
-            if len(self._glue_tokens) >= _MOST_GLUE:  # ids of calls are many
-                self._glue_tokens.clear()
-            self._glue_tokens[piece] = self.encode(piece)
-        return self._glue_tokens[piece]
+    def _find_opening(self, roles: tuple[Role, ...]) -> str:
+        dialogue = short_dialogue(roles, _dummy_replies(roles))
+        render = partial(self._render, tools=self._offered)
+        return self._opening_of(render(dialogue), dialogue, render)
 
     # -- the model's turns -----------------------------------------------------------------------
 
@@ -501,12 +478,6 @@ class ChatFormat:
         """Say whether the template writes such a message as a string of JSON, as Llama 3's do."""
         shown = self._render(short_dialogue((role,), [_QUOTED]), tools=self._offered)
         return _QUOTED not in shown and as_json(_QUOTED) in shown
-
-    def _glue_of(self, roles: tuple[Role, ...]) -> list[str]:
-        """Return the text before, between and after the messages of a reply."""
-        if roles not in self._glue:
-            self._glue[roles] = self._make_glue(roles)
-        return self._glue[roles]
 
     def _make_glue(self, roles: tuple[Role, ...]) -> list[str]:
         replies = _dummy_replies(roles)

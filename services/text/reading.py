@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Literal
+from typing import Any, Literal
 
 from agent_r1.text.tool_formats import (
     HERMES,
@@ -295,7 +295,7 @@ def parse_turn(
     return TurnReader(tool_format, opens_in_thought=opens_in_thought).read(text)
 
 
-def fields_of(turn: TurnText) -> dict[str, object]:
+def fields_of(turn: TurnText) -> dict[str, Any]:
     """Return what a `Turn` or a `ScoreTurn` says of itself."""
     return {
         "thought": turn.thought,

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from pydantic import JsonValue
@@ -110,8 +111,8 @@ class TrajectoryBuilder:
         """Natural-log probability of the last turn, at the temperature that it was sampled at."""
         return math.fsum(self._logprobs[-1][1])
 
-    def add_sampled(self, generation: Generation, read: TurnText) -> int:
-        """Append one turn of the model; return the index of its first token."""
+    def add_sampled(self, generation: Generation, read: TurnText) -> None:
+        """Append one turn of the model."""
         self.read = read
         start = len(self.token_ids)
         self.token_ids += generation.token_ids
@@ -125,18 +126,15 @@ class TrajectoryBuilder:
                 )
             )
         self.turns.append(
-            Turn.model_validate(
-                {
-                    "start": start,
-                    "end": len(self.token_ids),
-                    "text": read.text,
-                    "finish_reason": generation.finish_reason,
-                    "state_key": self._state_key,
-                    **fields_of(read),
-                }
+            Turn(
+                start=start,
+                end=len(self.token_ids),
+                text=read.text,
+                finish_reason=generation.finish_reason,
+                state_key=self._state_key,
+                **fields_of(read),
             )
         )
-        return start
 
     def set_calls(self, calls: list[ToolCallRecord]) -> None:
         """Attach the calls of the last turn."""
@@ -171,9 +169,7 @@ class TrajectoryBuilder:
         if images or list(map(_reading, replies)) != list(map(_reading, turn.shown())):
             self.turns[-1] = turn.model_copy(update={"replies": replies})
 
-    def finish(
-        self, rollout: RolloutTask, status: Status, reason: str, **facts: object
-    ) -> Trajectory:
+    def finish(self, rollout: RolloutTask, status: Status, reason: str, **facts: Any) -> Trajectory:
         """Build the message."""
         num_tokens = len(self.token_ids)
         action_mask = np.zeros(num_tokens, dtype=np.bool_)
@@ -181,21 +177,19 @@ class TrajectoryBuilder:
         for start, values in self._logprobs:
             action_mask[start : start + len(values)] = True
             logprobs[start : start + len(values)] = values
-        return Trajectory.model_validate(
-            {
-                "rollout": rollout,
-                "token_ids": np.array(self.token_ids, dtype=np.int32),
-                "action_mask": action_mask,
-                "rollout_logprobs": logprobs,
-                "prompt_length": self.prompt_length,
-                "segment_starts": self.segment_starts,
-                "version_spans": self.version_spans,
-                "turns": self.turns,
-                "status": status,
-                "reason": reason,
-                "temperature": rollout.sampling.temperature,
-                **facts,
-            }
+        return Trajectory(
+            rollout=rollout,
+            token_ids=np.array(self.token_ids, dtype=np.int32),
+            action_mask=action_mask,
+            rollout_logprobs=logprobs,
+            prompt_length=self.prompt_length,
+            segment_starts=self.segment_starts,
+            version_spans=self.version_spans,
+            turns=self.turns,
+            status=status,
+            reason=reason,
+            temperature=rollout.sampling.temperature,
+            **facts,
         )
 
 

@@ -17,8 +17,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, HTTPException, Request, Response
 from starlette.responses import JSONResponse
@@ -34,8 +36,7 @@ from agent_r1.tools.base import (
     ToolUnavailableError,
     error_result,
 )
-from agent_r1.tools.config import MAX_RESULT_BYTES
-from agent_r1.tools.connection import while_connected
+from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.loop_watch import watch_loop
 from agent_r1.tools.metrics import ToolMetrics
 from agent_r1.tools.results import (
@@ -59,6 +60,10 @@ from agent_r1_proto.tools import (
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+CLIENT_CLOSED_REQUEST = 499
+"""The status that proxies log for a client that has gone; nobody reads the answer."""
 _EXPIRY_CHECKS_PER_PERIOD = 4
 _VALUES_AT_ONCE = 1000
 """Arguments with more values are checked beside the event loop."""
@@ -102,42 +107,30 @@ def _status_of(exc: Exception) -> int:
     return next(status for kind, status in _STATUS_OF.items() if isinstance(exc, kind))
 
 
+@dataclass(eq=False)
 class ToolService:
     """One tool as a service: runs its calls, keeps its sessions, drains.
-
-    Args:
-        tool: answers the calls.
-        instance: name of this process, recorded with every call.
-        session_expiry_s: a session without calls for this long is closed, in seconds.
-        max_calls_in_flight: more calls than this at once are refused.
-        max_result_bytes: longer text of one result is cut, in bytes of UTF-8.
 
     Raises:
         ValueError: the tool's attributes are wrong.
     """
 
-    def __init__(
-        self,
-        tool: Tool,
-        *,
-        instance: str = "local",
-        session_expiry_s: float = 600.0,
-        max_calls_in_flight: int = 1024,
-        max_result_bytes: int = MAX_RESULT_BYTES,
-    ) -> None:
-        self.spec: ToolSpec = tool.spec()
-        self.sessions = Sessions(tool, session_expiry_s)
-        self._tool = tool
-        self._instance = instance
-        self._session_expiry_s = session_expiry_s
-        self._max_calls_in_flight = max_calls_in_flight
-        self._max_result_bytes = max_result_bytes
+    tool: Tool
+    """Answers the calls."""
+    instance: str = "local"
+    """Name of this process, recorded with every call."""
+    config: ToolConfig = field(default_factory=ToolConfig)
+    """The tool's table."""
+
+    def __post_init__(self) -> None:
+        self.spec: ToolSpec = self.tool.spec()
+        self.sessions = Sessions(self.tool, self.config.session_expiry_s)
         self.metrics = ToolMetrics(
             self.spec.name,
             self.spec.version,
             in_flight=lambda: self._calls_in_flight,
             sessions=lambda: len(self.sessions),
-            counters=tool.counters,
+            counters=self.tool.counters,
         )
         self._validator = make_validator(self.spec.parameters)
         self._calls_in_flight = 0
@@ -152,7 +145,7 @@ class ToolService:
             status="draining" if self._draining or self._leaving else "ok",
             name=self.spec.name,
             version=self.spec.version,
-            instance=self._instance,
+            instance=self.instance,
             sessions=len(self.sessions),
         )
 
@@ -160,7 +153,7 @@ class ToolService:
     async def running(self) -> AsyncIterator[None]:
         """Start the tool, close expired sessions while it runs, stop it."""
         async with watch_loop(self.spec.name):
-            await self._tool.start()
+            await self.tool.start()
             expiry = asyncio.create_task(self._expire_sessions())
             try:
                 yield
@@ -169,7 +162,7 @@ class ToolService:
                 with suppress(asyncio.CancelledError):
                     await expiry
                 await self.sessions.close_all()
-                await self._tool.stop()
+                await self.tool.stop()
 
     async def call(self, request: CallRequest) -> CallReply:
         """Run the calls of one request, all within the shortest of their timeouts.
@@ -200,7 +193,7 @@ class ToolService:
             valid = [call for call, refusal in zip(calls, refused, strict=True) if refusal is None]
             answers = iter(await self._within_deadline(valid) if valid else ())
             results = [next(answers) if one is None else one for one in refused]
-        return CallReply(version=self.spec.version, instance=self._instance, results=results)
+        return CallReply(version=self.spec.version, instance=self.instance, results=results)
 
     async def open(self, request: SessionRequest) -> None:
         """Open a session.
@@ -248,7 +241,7 @@ class ToolService:
             logger.exception(
                 "session %s raised tool=%s rollout_id=%s", hook, self.spec.name, rollout_id
             )
-            kind = type(self._tool).__name__
+            kind = type(self.tool).__name__
             raise BrokenToolError(f"{kind}.{hook} raised {describe_exception(exc)}") from exc
 
     async def close(self, request: SessionRequest) -> None:
@@ -299,7 +292,7 @@ class ToolService:
                     stack.enter_context(self.sessions.use(call.rollout_id))
             else:
                 self._refuse_when_draining()
-            limit = self._max_calls_in_flight
+            limit = self.config.max_calls_in_flight
             if self._calls_in_flight + len(calls) > limit:
                 raise HTTPException(
                     503,
@@ -356,15 +349,15 @@ class ToolService:
         contexts = [CallContext(c.rollout_id, c.turn, c.tool_context, c.timeout_s) for c in calls]
         arguments = [(c.arguments, context) for c, context in zip(calls, contexts, strict=True)]
         try:
-            answered: object = await self._tool.call_batch(arguments)
+            answered: object = await self.tool.call_batch(arguments)
         except Exception as exc:  # noqa: BLE001 - user code; `to_result` logs the traceback
             answered = [exc] * len(calls)
-        answers = zip(calls, check_batch(self._tool, answered, len(calls)), strict=True)
-        return [to_result(self._tool, *answer, self._max_result_bytes) for answer in answers]
+        answers = zip(calls, check_batch(self.tool, answered, len(calls)), strict=True)
+        return [to_result(self.tool, *answer, self.config.max_result_bytes) for answer in answers]
 
     async def _expire_sessions(self) -> None:
         while True:
-            await asyncio.sleep(self._session_expiry_s / _EXPIRY_CHECKS_PER_PERIOD)
+            await asyncio.sleep(self.config.session_expiry_s / _EXPIRY_CHECKS_PER_PERIOD)
             await self.sessions.close_expired()
             self._note_drained()
 
@@ -400,7 +393,7 @@ def create_app(service: ToolService) -> FastAPI:
         body = parse_body(CallRequest, await request.body())
         names = service.spec
         with span("tool", traceparent_of(request.headers), tool=names.name, version=names.version):
-            return json_response(await while_connected(request, service.call(body)))
+            return json_response(await _while_connected(request, service.call(body)))
 
     @app.post("/open")
     async def open_session(request: Request) -> Response:
@@ -429,3 +422,27 @@ def create_app(service: ToolService) -> FastAPI:
         app.add_exception_handler(kind, outage)
     describe(app, ROUTES)
     return app
+
+
+async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Await `work`, and cancel it when the client of a request (its body is read) disconnects.
+
+    Raises:
+        HTTPException: the client has gone.
+    """
+    answer = asyncio.create_task(work)
+    departure = asyncio.create_task(_wait_for_departure(request))
+    try:
+        await asyncio.wait({answer, departure}, return_when=asyncio.FIRST_COMPLETED)
+        if answer.done():
+            return answer.result()
+        raise HTTPException(CLIENT_CLOSED_REQUEST, "the client has closed the connection")
+    finally:
+        answer.cancel()
+        departure.cancel()
+        await asyncio.gather(answer, departure, return_exceptions=True)
+
+
+async def _wait_for_departure(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

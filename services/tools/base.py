@@ -8,12 +8,13 @@ the business of `ToolEnv`. This module imports no web framework, so user code ca
 from __future__ import annotations
 
 import asyncio
+import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import JsonValue, ValidationError
+from pydantic import BaseModel, JsonValue, ValidationError
 
 from agent_r1.runtime.argument_schema import find_problem
 from agent_r1.runtime.user_code import check_methods
@@ -21,6 +22,7 @@ from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tools import ToolResult, ToolSpec
 
 Arguments = dict[str, JsonValue]
+S = TypeVar("S", bound=BaseModel)
 
 _METHODS = {
     "call": ("arguments", "context"),
@@ -203,6 +205,32 @@ def check_parameters(owner: str, parameters: object) -> None:
             f"{owner}.parameters is not a valid JSON Schema: {problem}; correct that place, or "
             "leave it out"
         )
+
+
+def parse_settings(model: type[S], settings: Mapping[str, object]) -> S:
+    """Check the keyword arguments of a tool, which are the `settings` of its table.
+
+    Raises:
+        ValueError: a key is unknown or missing, or a value is wrong; the text names every one.
+    """
+    try:
+        return model.model_validate(settings)
+    except ValidationError as exc:
+        # Not their values: there may be a key among them.
+        problems = [
+            _unknown_key(str(error["loc"][-1]), model)
+            if error["type"] == "extra_forbidden"
+            else f"{'.'.join(map(str, ('settings', *error['loc'])))}: "
+            f"{error['msg'].removeprefix('Value error, ')}"
+            for error in exc.errors(include_url=False)
+        ]
+        raise ValueError("; ".join(problems)) from exc
+
+
+def _unknown_key(key: str, model: type[BaseModel]) -> str:
+    near = difflib.get_close_matches(key, model.model_fields, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(model.model_fields)}"
+    return f"settings.{key} is unknown; {hint}"
 
 
 def text_result(text: str) -> ToolResult:

@@ -49,18 +49,9 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "round": _round,
     "min": min,
     "max": max,
-    "sqrt": math.sqrt,
-    "exp": math.exp,
-    "log": math.log,
-    "log10": math.log10,
-    "log2": math.log2,
-    "sin": math.sin,
-    "cos": math.cos,
-    "tan": math.tan,
-    "floor": math.floor,
-    "ceil": math.ceil,
-    "gcd": math.gcd,
-    "lcm": math.lcm,
+    **{name: getattr(math, name) for name in ("sqrt", "exp", "log", "log10", "log2")},
+    **{name: getattr(math, name) for name in ("sin", "cos", "tan")},
+    **{name: getattr(math, name) for name in ("floor", "ceil", "gcd", "lcm")},
 }
 
 

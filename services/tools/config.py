@@ -23,7 +23,6 @@ BUILTIN_TOOLS = {
     "mcp": "agent_r1.tools.mcp.client:McpTool",
 }
 """Tools that come with the system, by the name a table's `type` gives them."""
-MAX_RESULT_BYTES = 128 << 10
 
 
 class ToolConfig(ListenConfig):
@@ -42,7 +41,7 @@ class ToolConfig(ListenConfig):
     """More calls than this at once are answered 503; also the capacity that is announced."""
     announce_expiry_s: Annotated[float, Field(ge=1)] = 5.0
     """An announcement in the tool pool disappears after this many seconds without renewal."""
-    max_result_bytes: Annotated[int, Field(ge=256)] = MAX_RESULT_BYTES
+    max_result_bytes: Annotated[int, Field(ge=256)] = 128 << 10
     """Most bytes (in UTF-8) of one result's text; the rest is cut before it is sent."""
     new_version: Literal["all", "none"] | Annotated[float, Field(gt=0, lt=1)] = "all"
     """Share of new trajectories a version gets when it is first announced beside another: `all`,

@@ -19,7 +19,6 @@ from agent_r1.runtime.config import RedisConfig, RunConfig
 from agent_r1.runtime.http.serving import serve_app
 from agent_r1.runtime.http.token import find_token
 from agent_r1.tools.app import ToolService, create_app
-from agent_r1.tools.base import Tool
 from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.loading import load_tool
 from agent_r1.tools.mcp.route import mcp_router
@@ -67,7 +66,7 @@ async def _serve(
 ) -> None:
     instance = f"{name}-{socket.gethostname()}-{os.getpid()}"
     served = load_tool(name, config)
-    service = make_service(served, config, instance)
+    service = ToolService(served, instance, config)
     app = create_app(service)
     app.include_router(mcp_router(service, session_expiry_s=config.session_expiry_s))
     if isinstance(served, SearchTool):
@@ -95,9 +94,7 @@ async def _serve(
     where = f" (Redis at {_address(redis.url)})"
     async with await RedisConnection.connect(redis.connection_url(), run.id) as connection:
         registry = ToolRegistry(connection, run.tool_pool or run.id)
-        announcer = Announcer(
-            registry, service, instance, config=config, say=lambda line: say(line + where)
-        )
+        announcer = Announcer(registry, service, say=lambda line: say(line + where))
         await _serve_announced(announcer, service, config.drain_timeout_s, serve_it)
     if announcer.told_to_drain and announce_dir is not None:
         withdraw_announcement(announce_dir, name)
@@ -129,14 +126,3 @@ def _address(redis_url: str) -> str:
     """Return where a Redis is, without its password."""
     parts = urlsplit(redis_url)
     return parts.path if parts.hostname is None else f"{parts.hostname}:{parts.port or 6379}"
-
-
-def make_service(tool: Tool, config: ToolConfig, instance: str) -> ToolService:
-    """Return the service of a tool, with the limits of its table."""
-    return ToolService(
-        tool,
-        instance=instance,
-        session_expiry_s=config.session_expiry_s,
-        max_calls_in_flight=config.max_calls_in_flight,
-        max_result_bytes=config.max_result_bytes,
-    )

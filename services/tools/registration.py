@@ -14,9 +14,9 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from agent_r1.tools.app import ToolService
-from agent_r1.tools.config import ToolConfig
 from agent_r1_proto.registry import NOTICE_S, WITHDRAW_TIMEOUT_S, ToolRegistry
 from agent_r1_proto.tool_pool import ToolInstance
 
@@ -29,35 +29,23 @@ ANSWER_TIMEOUT_S = 3.0
 """Longest an instance that leaves waits for Redis to say who uses it."""
 
 
+@dataclass(eq=False)
 class Announcer:
-    """Keeps one instance announced, until it has left.
+    """Keeps one instance announced, until it has left."""
 
-    Args:
-        registry: where.
-        service: the instance's.
-        name: of the instance.
-        config: the tool's table.
-        say: is called with one line about where the instance is announced, once it is.
-    """
+    registry: ToolRegistry
+    """Where."""
+    service: ToolService
+    """The instance's."""
+    say: Callable[[str], None]
+    """Is called with one line about where the instance is announced, once it is."""
 
-    def __init__(
-        self,
-        registry: ToolRegistry,
-        service: ToolService,
-        name: str,
-        *,
-        config: ToolConfig,
-        say: Callable[[str], None],
-    ) -> None:
-        self._registry = registry
-        self._service = service
-        self._config = config
-        self._say = say
+    def __post_init__(self) -> None:
         self._instance = ToolInstance(
-            instance=name,
+            instance=self.service.instance,
             url="",
-            spec=service.spec,
-            capacity=config.max_calls_in_flight,
+            spec=self.service.spec,
+            capacity=self.service.config.max_calls_in_flight,
             pid=os.getpid(),
             host=socket.gethostname(),
             started_at=time.time(),
@@ -81,50 +69,52 @@ class Announcer:
         Raises:
             ValueError: another instance of this version has another description or schema.
         """
-        expiry_s = self._config.announce_expiry_s
+        config = self.service.config
         await self.up.wait()
         await self._check_version()
         said = False
         while not self._left:
-            told = await self._registry.announce(self._instance, expiry_s, self._config.new_version)
+            told = await self.registry.announce(
+                self._instance, config.announce_expiry_s, config.new_version
+            )
             self._changed.clear()
             if not said:
                 said = True
-                self._say(await self._describe())
+                self.say(await self._describe())
             if told != self.told_to_drain and not self._left:
                 what = "told to drain" if told else "told to take calls again"
                 logger.info("%s instance=%s", what, self._instance.instance)
                 self.told_to_drain = told
                 self._mark()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(expiry_s / RENEWALS):
+                async with asyncio.timeout(config.announce_expiry_s / RENEWALS):
                     await self._changed.wait()
 
     async def _check_version(self) -> None:
         tool, version = self._instance.tool, self._instance.version
-        state = (await self._registry.read([tool]))[tool]
+        state = (await self.registry.read([tool]))[tool]
         for other in state.instances:
             if other.version == version and other.spec != self._instance.spec:
                 raise ValueError(
                     f"tool {tool!r} version {version!r} is served by {other.instance} ({other.url})"
                     " with another description, schema or session setting; give this one a "
                     f"version of its own (now {version!r}), or another run.tool_pool "
-                    f"(now {self._registry.pool!r})"
+                    f"(now {self.registry.pool!r})"
                 )
 
     def _mark(self) -> None:
         draining = self._leaving or self.told_to_drain
         self._instance = self._instance.model_copy(update={"draining": draining})
-        self._service.note_draining(draining)
+        self.service.note_draining(draining)
         self._changed.set()
 
     async def _describe(self) -> str:
         """Say where the instance is announced and what its version gets of new trajectories."""
         one = self._instance
-        share = (await self._registry.read([one.tool]))[one.tool].shares().get(one.version, 0.0)
+        share = (await self.registry.read([one.tool]))[one.tool].shares().get(one.version, 0.0)
         return (
             f"tool {one.tool} serves at {one.url}, announced as {one.instance} in the pool "
-            f"{self._registry.pool!r}; version {one.version} gets {share:.0%} of new trajectories"
+            f"{self.registry.pool!r}; version {one.version} gets {share:.0%} of new trajectories"
         )
 
     async def drain(self, timeout_s: float) -> None:
@@ -134,16 +124,16 @@ class Announcer:
         self._mark()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                if await self._if_redis_answers(self._registry.reports()):
+                if await self._if_redis_answers(self.registry.reports()):
                     await asyncio.sleep(min(NOTICE_S, timeout_s))
                 # What others report in Redis has no event to wait for.
                 while await self._needed():  # noqa: ASYNC110
                     await asyncio.sleep(LOOK_AGAIN_S)
-        await self._service.drain(max(deadline - time.monotonic(), 0))
+        await self.service.drain(max(deadline - time.monotonic(), 0))
         self._left = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
-                await self._registry.withdraw(self._instance.instance)
+                await self.registry.withdraw(self._instance.instance)
 
     async def _if_redis_answers(self, question: Awaitable[object]) -> bool:
         """Return the answer, or False where there is none: the run and its Redis may have ended."""
@@ -158,14 +148,14 @@ class Announcer:
             return False
 
     async def _needed(self) -> bool:
-        if len(self._service.sessions) > 0:
+        if len(self.service.sessions) > 0:
             return True
         return await self._if_redis_answers(self._is_kept())
 
     async def _is_kept(self) -> bool:
         """Whether trajectories keep a version that only this instance serves."""
         tool, version = self._instance.tool, self._instance.version
-        state = (await self._registry.read([tool]))[tool]
+        state = (await self.registry.read([tool]))[tool]
         if any(one.version == version and not one.draining for one in state.instances):
             return False
-        return await self._registry.pinned(tool, version) > 0
+        return await self.registry.pinned(tool, version) > 0

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 from pydantic import JsonValue
@@ -47,17 +47,9 @@ class Sessions:
 
     async def open(self, rollout_id: str, tool_context: JsonValue) -> None:
         """Open a session; a repeated request for an open one changes nothing."""
-        session = self._sessions.setdefault(rollout_id, _Session(last_used=self.clock()))
-        async with session.lock:
-            if session.is_open:
-                return
-            try:
+        async with self._opening(rollout_id) as is_new:
+            if is_new:
                 await self.tool.open(rollout_id, tool_context)
-            except BaseException:
-                self._sessions.pop(rollout_id, None)
-                raise
-            session.is_open = True
-            session.last_used = self.clock()
 
     async def fork(self, rollout_id: str, fork_id: str) -> None:
         """Open a session in the state of another one; a repeated request changes nothing.
@@ -65,18 +57,23 @@ class Sessions:
         Raises:
             SessionNotOpenError: the other one is not open.
         """
-        twin = self._sessions.setdefault(fork_id, _Session(last_used=self.clock()))
-        async with twin.lock:
-            if twin.is_open:
-                return
-            try:
+        async with self._opening(fork_id) as is_new:
+            if is_new:
                 with self.use(rollout_id):
                     await self.tool.fork(rollout_id, fork_id)
+
+    @asynccontextmanager
+    async def _opening(self, rollout_id: str) -> AsyncIterator[bool]:
+        """Let the tool open a session, unless it is open: yields whether it is new."""
+        session = self._sessions.setdefault(rollout_id, _Session(last_used=self.clock()))
+        async with session.lock:
+            try:
+                yield not session.is_open
             except BaseException:
-                self._sessions.pop(fork_id, None)
+                self._sessions.pop(rollout_id, None)
                 raise
-            twin.is_open = True
-            twin.last_used = self.clock()
+            session.is_open = True
+            session.last_used = self.clock()
 
     async def close(self, rollout_id: str) -> None:
         """Close a session; a request for one that is not open changes nothing.

@@ -393,12 +393,10 @@ def test_a_malformed_line_is_named_before_anything_is_made(
     assert "agent-r1: error: " in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("small_requests")
 @pytest.mark.parametrize("line_of_copy", [10, 70])
 def test_an_id_that_comes_twice_is_named_with_both_lines(
     elasticsearch_url: str, client: Elasticsearch, corpus: Path, name: str, line_of_copy: int
 ):
-    # In the same request as the first one, and in one long after it.
     lines = corpus.read_text().splitlines()
     lines[line_of_copy - 1] = json.dumps({"id": "p2", "title": "t", "text": "other"})
     corpus.write_text("\n".join(lines) + "\n")
@@ -406,7 +404,7 @@ def test_an_id_that_comes_twice_is_named_with_both_lines(
         ValueError, match=rf"corpus\.jsonl:{line_of_copy}: id 'p2' is also that of line 3;"
     ):
         build(elasticsearch_url, corpus, name)
-    assert behind(client, name) == []
+    assert versions(client, name) == []  # found before anything is made
 
 
 def test_a_corpus_is_compared_in_composed_letters_and_kept_as_it_came(
@@ -462,24 +460,6 @@ def test_an_analyzer_that_only_has_the_name_is_found_out(front: Front, corpus: P
     with pytest.raises(ValueError, match=r"into \['the', \"king's\"\] and must turn it into"):
         build(front.url, corpus, name)
     assert front.count("/_bulk") == 0
-
-
-def test_memory_does_not_grow_with_the_corpus(
-    elasticsearch_url: str, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-):
-    # What is on its way: the request being filled, and the first passage of the next one.
-    monkeypatch.setattr(elasticsearch_build, "CHUNK_PASSAGES", 50)
-    most = 0
-    take = elasticsearch_build.Loader.take
-
-    def watch(self: Any, ok: bool, item: Any) -> None:
-        nonlocal most
-        most = max(most, len(self.lines))
-        take(self, ok, item)
-
-    monkeypatch.setattr(elasticsearch_build.Loader, "take", watch)
-    build(elasticsearch_url, write_corpus(tmp_path / "c.jsonl", 1000), name)
-    assert most in (50, 51)
 
 
 def test_the_embedded_index_is_made_by_the_same_command(

@@ -428,9 +428,7 @@ async def test_every_rollout_has_its_own_state(settings_of: Callable[..., dict[s
 async def test_a_rollouts_process_ends_with_its_session_however_the_service_stops(
     starts: Callable[[], list[int]],
 ):
-    app = create_app(
-        ToolService(McpTool(**stdio("note", isolation="rollout")), session_expiry_s=600)
-    )
+    app = create_app(ToolService(McpTool(**stdio("note", isolation="rollout"))))
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://tool") as client:
         async with app.router.lifespan_context(app):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.sandbox.orphans import find_orphans
+from agent_r1.sandbox.processes import find_orphans
 from agent_r1.tools.base import CallContext
 from agent_r1.tools.sandbox.python_exec import PythonExec
 

@@ -17,50 +17,45 @@ import asyncio
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from agent_r1.rollout.branch import Branch, BranchState
+from agent_r1.rollout.branch import AttemptFailedError, Branch, BranchState
 from agent_r1.rollout.decoding.particles import Particle, resampled
 from agent_r1.rollout.decoding.scorer import BranchScorer, as_interaction
-from agent_r1.rollout.decoding.spending import CallBudget, Spending
 from agent_r1.rollout.turns import Turns
 from agent_r1.runtime.tilting import Proposal, tilted
 from agent_r1.runtime.together import run_together
 from agent_r1.text.answers import most_frequent
-from agent_r1_proto.tasks import Decoding
+from agent_r1_proto.tasks import Decoding, Task
 from agent_r1_proto.trajectory import ANSWERED, DecodingCost, Probe, ProbedTurn, Status
 
 OUT_OF_CALLS: tuple[Status, str] = ("TRUNCATED", "decoding_max_calls")
 """How a branch ends when the budget has no calls left for its last turn."""
 
 
+@dataclass(eq=False)
 class Search:
     """Searches for the answer of one attempt.
 
     Branches that are given up are closed at once; the caller closes the states that are left.
-
-    Args:
-        turns: takes branches from turn to turn.
-        decoding: says how.
-        states: those that are open; the caller begins with the one of the first branch.
-        scorer: scores branches; None where the method needs none.
-        seed: of what is drawn.
     """
 
-    def __init__(
-        self,
-        turns: Turns,
-        decoding: Decoding,
-        states: list[BranchState],
-        scorer: BranchScorer | None,
-        seed: int,
-    ) -> None:
-        self._turns = turns
-        self._decoding = decoding
-        self._beta = 1.0 if decoding.beta is None else decoding.beta
-        self._states = states
-        self._scorer = scorer
-        self._rng = random.Random(seed)
-        self._spent = Spending(states=list(states))
+    turns: Turns
+    """Takes branches from turn to turn."""
+    decoding: Decoding
+    """Says how."""
+    states: list[BranchState]
+    """Those that are open; the caller begins with the one of the first branch."""
+    scorer: BranchScorer | None
+    """Scores branches; None where the method needs none."""
+    seed: int
+    """Of what is drawn."""
+
+    def __post_init__(self) -> None:
+        self._beta = 1.0 if self.decoding.beta is None else self.decoding.beta
+        self._rng = random.Random(self.seed)
+        self._all_states = list(self.states)
+        self._sampled_tokens = self._num_calls = self._num_scores = self._scorer_tokens = 0
         self._scores: dict[Branch, float] = {}
         self._remembered: dict[Branch, ProbedTurn] = {}
         """Candidates for one turn, before their calls are run, all in one state."""
@@ -74,22 +69,31 @@ class Search:
             AttemptFailedError: a tool, the environment or the scorer failed, or the task names no
                 budget.
         """
-        self._budget = CallBudget.of(self._decoding.max_calls, first.rollout.task)
-        chosen = await (self._by_turn(first) if self._decoding.by_turn else self._whole(first))
-        return chosen, self._spent.message(self._scores.get(chosen), await self._probed())
+        self._budget = CallBudget.of(self.decoding.max_calls, first.rollout.task)
+        chosen = await (self._by_turn(first) if self.decoding.by_turn else self._whole(first))
+        probe = await self._probed()
+        return chosen, DecodingCost(
+            sampled_tokens=self._sampled_tokens,
+            calls=self._num_calls,
+            replayed_calls=sum(state.calls.replayed for state in self._all_states),
+            scores=self._num_scores,
+            scorer_tokens=self._scorer_tokens,
+            score=self._scores.get(chosen),
+            probe=probe,
+        )
 
     # -- whole interactions ----------------------------------------------------------------------
 
     async def _whole(self, first: Branch) -> Branch:
         """Choose among whole interactions, of which the first is the greedy one."""
-        branches = [first.sprout(str(i)) for i in range(self._decoding.candidates)]
+        branches = [first.sprout(str(i)) for i in range(self.decoding.candidates)]
         while going := [branch for branch in branches if branch.ended is None]:
             await self._sample([b for b in going if b is branches[0]], temperature=0.0)
             await self._sample([b for b in going if b is not branches[0]])
             await self._run_calls(self._admit(going))
         paid = self._paid(branches)
-        if self._decoding.method == "majority":
-            return paid[most_frequent(self._turns.answer(branch) for branch in paid)]
+        if self.decoding.method == "majority":
+            return paid[most_frequent(branch.last.answer for branch in paid)]
         await self._score(paid)
         return max(paid, key=lambda branch: self._scores[branch])
 
@@ -97,14 +101,14 @@ class Search:
 
     async def _by_turn(self, first: Branch) -> Branch:
         """Take one turn after the other; branches that have ended keep their weights."""
-        kept = [Particle(first, copies=self._decoding.keep)]
+        kept = [Particle(first, copies=self.decoding.keep)]
         while going := [particle for particle in kept if particle.branch.ended is None]:
             await self._propose(going)
             await self._weigh(going)
-            if self._decoding.continuations and len(going[0].candidates) > 1:
+            if self.decoding.continuations and len(going[0].candidates) > 1:
                 await self._remember(going[0])
             kept = self._take(kept)
-            if self._decoding.lookahead == 0:
+            if self.decoding.lookahead == 0:
                 await self._run_calls(self._admit([particle.branch for particle in kept]))
             going_on = [p.branch.state for p in kept if p.branch.ended is None]
             await self._close_all_but([*going_on, *(b.state for b in self._remembered)])
@@ -117,7 +121,7 @@ class Search:
             particle.candidates = [particle.greedy]
         await self._sample([particle.greedy for particle in particles], temperature=0.0)
         unsure = [particle for particle in particles if self._is_unsure(particle.greedy)]
-        sampled = [[p.sprout(str(i)) for i in range(self._decoding.candidates)] for p in unsure]
+        sampled = [[p.sprout(str(i)) for i in range(self.decoding.candidates)] for p in unsure]
         await self._sample([branch for branches in sampled for branch in branches])
         for particle, branches in zip(unsure, sampled, strict=True):
             # Sampled ones first: their log-probabilities are those of the temperature.
@@ -127,13 +131,13 @@ class Search:
             particle.candidates = list(distinct.values())
 
     def _is_unsure(self, greedy: Branch) -> bool:
-        limit = self._decoding.branch_below
+        limit = self.decoding.branch_below
         return limit is None or math.exp(greedy.record.turn_logprob) < limit
 
     async def _weigh(self, particles: Sequence[Particle]) -> None:
         """Score candidates where there are several: as they are written, or by what follows."""
         several = [b for p in particles if len(p.candidates) > 1 for b in p.candidates]
-        if self._decoding.lookahead == 0:
+        if self.decoding.lookahead == 0:
             self._end_unpayable(several)
             await self._score(self._paid(several))
         else:
@@ -147,7 +151,7 @@ class Search:
     def _candidate(self, branch: Branch) -> Proposal:
         return Proposal(
             branch.record.turn_logprob,
-            calls=self._turns.has_calls(branch),
+            calls=bool(branch.last.calls),
             value=self._scores.get(branch, 0.0),
         )
 
@@ -156,7 +160,7 @@ class Search:
 
         A search that shows what turns are worth draws, so that it comes to many places.
         """
-        if self._decoding.method == "beam" or self._decoding.continuations:
+        if self.decoding.method == "beam" or self.decoding.continuations:
             return resampled(particles, self._rng)
         (particle,) = particles
         return [Particle(particle.candidates[particle.tilted.index(max(particle.tilted))])]
@@ -165,9 +169,9 @@ class Search:
         """Score branches by what their calls lead to, after more turns where that is asked for."""
         probes = [await self._probe(branch) for branch in branches]
         going = [probe for probe in probes if probe.ended is None]
-        for _ in range((self._decoding.lookahead or 1) - 1):
+        for _ in range((self.decoding.lookahead or 1) - 1):
             await self._sample(going)
-            going = [p for p in going if p.ended is None and self._affords(p)]
+            going = [p for p in going if p.ended is None and self._budget.take(p.num_calls)]
             await self._run_calls(going)
             going = [probe for probe in going if probe.ended is None]
         await self._score(probes)
@@ -177,7 +181,7 @@ class Search:
 
     async def _probe(self, branch: Branch) -> Branch:
         """Return what looks ahead for a branch: itself, where there is nothing more to see."""
-        if branch.ended is not None or (self._decoding.lookahead or 1) == 1:
+        if branch.ended is not None or (self.decoding.lookahead or 1) == 1:
             return branch
         probe = branch.sprout(f"{branch.path}~")
         await self._fork(probe)
@@ -195,7 +199,7 @@ class Search:
         }
         ranked = sorted(paid, key=lambda branch: -logs[branch])
         weights = [math.exp(logs[branch] - logs[ranked[0]]) for branch in ranked]
-        return ranked[most_frequent(map(self._turns.answer, ranked), weights)]
+        return ranked[most_frequent((branch.last.answer for branch in ranked), weights)]
 
     # -- what turns are worth --------------------------------------------------------------------
 
@@ -213,7 +217,7 @@ class Search:
             read = branch.path.rpartition(".")[2]
             self._remembered[copy] = ProbedTurn(
                 turn=branch.record.turns[-1],
-                calls=self._turns.has_calls(branch),
+                calls=bool(branch.last.calls),
                 sample=int(read) if read.isdecimal() else None,
                 greedy=branch.record.token_ids == particle.greedy.record.token_ids,
                 logprob=branch.record.turn_logprob,
@@ -239,30 +243,26 @@ class Search:
 
     def _copies(self, branch: Branch) -> list[Branch]:
         """Return a branch as often as it is to be continued: once, where it calls nothing."""
-        number = (self._decoding.continuations or 0) if self._turns.has_calls(branch) else 1
+        number = (self.decoding.continuations or 0) if branch.last.calls else 1
         return [branch.sprout(f"{branch.path}{i}") for i in range(number)]
 
     async def _outcomes(self, branches: Sequence[Branch]) -> list[float]:
-        assert self._scorer is not None
+        assert self.scorer is not None
         return await run_together(
-            self._scorer.outcome(as_interaction(branch, branch.rollout.task.payload))
+            self.scorer.outcome(as_interaction(branch, branch.rollout.task.payload))
             for branch in branches
         )
 
     # -- steps -----------------------------------------------------------------------------------
 
     async def _sample(self, branches: Sequence[Branch], temperature: float | None = None) -> None:
-        counts = await run_together(self._turns.sample(b, temperature) for b in branches)
-        self._spent.sampled_tokens += sum(counts)
-
-    def _affords(self, branch: Branch) -> bool:
-        """Take the calls of a branch's last turn from the budget, if it has them."""
-        return self._budget.take(self._turns.num_calls(branch))
+        counts = await run_together(self.turns.sample(b, temperature) for b in branches)
+        self._sampled_tokens += sum(counts)
 
     def _admit(self, branches: Sequence[Branch]) -> list[Branch]:
         """Return the branches whose calls the budget has; the others end."""
         going = [branch for branch in branches if branch.ended is None]
-        admitted = [branch for branch in going if self._affords(branch)]
+        admitted = [branch for branch in going if self._budget.take(branch.num_calls)]
         for branch in going:
             if branch not in admitted:
                 branch.ended = OUT_OF_CALLS
@@ -271,7 +271,7 @@ class Search:
     def _end_unpayable(self, branches: Sequence[Branch]) -> None:
         """End the branches whose calls the budget does not have, of whose others one is taken."""
         for branch in branches:
-            if branch.ended is None and not self._budget.has(self._turns.num_calls(branch)):
+            if branch.ended is None and not self._budget.has(branch.num_calls):
                 branch.ended = OUT_OF_CALLS
 
     def _paid(self, branches: Sequence[Branch]) -> Sequence[Branch]:
@@ -284,31 +284,65 @@ class Search:
         for branch in branches:
             if heirs[branch.state] is not branch:
                 await self._fork(branch)
-        await run_together(self._turns.carry_out(branch) for branch in branches)
+        await run_together(self.turns.carry_out(branch) for branch in branches)
         calls = [call for branch in branches for call in branch.record.turns[-1].calls]
-        self._spent.calls += sum(call.status in ANSWERED for call in calls)
+        self._num_calls += sum(call.status in ANSWERED for call in calls)
 
     async def _fork(self, branch: Branch) -> None:
         """Give a branch a state of its own, equal to the one that it shares."""
         branch.state = await branch.state.fork(branch.path, branch.record.turns)
-        self._states.append(branch.state)
-        self._spent.states.append(branch.state)
+        self.states.append(branch.state)
+        self._all_states.append(branch.state)
 
     async def _score(self, branches: Sequence[Branch]) -> None:
         """Score the branches that have no score yet, where the method needs scores."""
-        if not self._decoding.needs_scorer:
+        if not self.decoding.needs_scorer:
             return
-        component = self._decoding.scorer
-        assert self._scorer is not None
+        component = self.decoding.scorer
+        assert self.scorer is not None
         assert component is not None
         fresh = [branch for branch in branches if branch not in self._scores]
-        asked = [self._scorer.value(component, as_interaction(branch)) for branch in fresh]
+        asked = [self.scorer.value(component, as_interaction(branch)) for branch in fresh]
         for branch, value in zip(fresh, await run_together(asked), strict=True):
             self._scores[branch] = value.value
-            self._spent.scores += 1
-            self._spent.scorer_tokens += value.tokens
+            self._num_scores += 1
+            self._scorer_tokens += value.tokens
 
     async def _close_all_but(self, needed: Sequence[BranchState]) -> None:
-        for state in [state for state in self._states if state not in needed]:
-            self._states.remove(state)
-            await asyncio.shield(state.close(self._turns.env.step_timeout_s))
+        for state in [state for state in self.states if state not in needed]:
+            self.states.remove(state)
+            await asyncio.shield(state.close(self.turns.env.step_timeout_s))
+
+
+@dataclass
+class CallBudget:
+    """Tool calls that all branches of a search share."""
+
+    left: float
+
+    @classmethod
+    def of(cls, max_calls: int | str | None, task: Task) -> CallBudget:
+        """Return the budget of a task: `Decoding.max_calls`, or what that names in the payload.
+
+        Raises:
+            AttemptFailedError: the payload has no such number.
+        """
+        if not isinstance(max_calls, str):
+            return cls(math.inf if max_calls is None else max_calls)
+        found = task.payload.get(max_calls)
+        if not isinstance(found, int) or isinstance(found, bool) or found < 0:
+            raise AttemptFailedError(
+                f"decoding_refused: decoding.max_calls names {max_calls!r}, which is {found!r} in "
+                f"the payload of task {task.id!r}; give every task a whole number there"
+            )
+        return cls(found)
+
+    def has(self, num_calls: int) -> bool:
+        """Say whether so many calls are left."""
+        return num_calls <= self.left
+
+    def take(self, num_calls: int) -> bool:
+        """Take some calls, if so many are left."""
+        affords = self.has(num_calls)
+        self.left -= num_calls if affords else 0
+        return affords

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Real
+from typing import Any
 
 from pydantic import JsonValue, TypeAdapter
 
@@ -54,46 +55,14 @@ def check_step(env: ToolEnv, step: object, num_calls: int) -> EnvStep:
 
 
 def _check_kinds(name: str, step: EnvStep) -> None:
-    if not _is_list(step.observations) or not all(map(_is_observation, step.observations)):
-        raise WrongStepError(
-            f"{name} returned observations = {_shown(step.observations)}; they must be a list of "
-            "texts (or lists of parts), one per call"
-        )
-    if not _is_list(step.process_rewards) or not all(map(_is_reward, step.process_rewards)):
-        raise WrongStepError(
-            f"{name} returned process_rewards = {_shown(step.process_rewards)}; they must be a "
-            "list of finite numbers or None, one per call"
-        )
-    if step.turn_reward is not None and not _is_reward(step.turn_reward):
-        raise WrongStepError(
-            f"{name} returned turn_reward = {_shown(step.turn_reward)}; it must be a finite number "
-            "or None"
-        )
-    if not isinstance(step.state_key, str):
-        raise WrongStepError(
-            f"{name} returned state_key = {_shown(step.state_key)}; it must be a text"
-        )
-    if step.message is not None and not _is_observation(step.message):
-        raise WrongStepError(
-            f"{name} returned message = {_shown(step.message)}; it must be a text (or a list of "
-            "parts) or None"
-        )
-    if not _is_json(step.data):
-        raise WrongStepError(
-            f"{name} returned data = {_shown(step.data)}; it must be JSON: None, numbers (of at "
-            f"most {sys.get_int_max_str_digits()} digits), texts, lists and dicts of them, at most "
-            f"{MAX_DATA_DEPTH} within one another"
-        )
+    for field, fits, wanted in _KINDS:
+        value = getattr(step, field)
+        if not fits(value):
+            raise WrongStepError(f"{name} returned {field} = {_shown(value)}; {wanted}")
     if (depth := nesting(step.data)) > MAX_DATA_DEPTH:
         raise WrongStepError(
             f"{name} returned data with {depth} lists and dicts within one another; at most "
             f"{MAX_DATA_DEPTH} can be read back: make it flatter, or return it as a text"
-        )
-    if not isinstance(step.reason, str):
-        raise WrongStepError(f"{name} returned reason = {_shown(step.reason)}; it must be a text")
-    if not isinstance(step.done, bool):
-        raise WrongStepError(
-            f"{name} returned done = {_shown(step.done)}; it must be True or False"
         )
 
 
@@ -140,3 +109,33 @@ def _is_reward(value: object) -> bool:
         return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:  # an integer that no float holds
         return False
+
+
+_KINDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    (
+        "observations",
+        lambda value: _is_list(value) and all(map(_is_observation, value)),
+        "they must be a list of texts (or lists of parts), one per call",
+    ),
+    (
+        "process_rewards",
+        lambda value: _is_list(value) and all(map(_is_reward, value)),
+        "they must be a list of finite numbers or None, one per call",
+    ),
+    ("turn_reward", _is_reward, "it must be a finite number or None"),
+    ("state_key", lambda value: isinstance(value, str), "it must be a text"),
+    (
+        "message",
+        lambda value: value is None or _is_observation(value),
+        "it must be a text (or a list of parts) or None",
+    ),
+    (
+        "data",
+        _is_json,
+        f"it must be JSON: None, numbers (of at most {sys.get_int_max_str_digits()} digits), "
+        f"texts, lists and dicts of them, at most {MAX_DATA_DEPTH} within one another",
+    ),
+    ("reason", lambda value: isinstance(value, str), "it must be a text"),
+    ("done", lambda value: isinstance(value, bool), "it must be True or False"),
+)
+"""Each field of a step, whether its value can be used, and what it must be."""

@@ -9,14 +9,14 @@ makes the requests.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import jsonschema.protocols
@@ -87,26 +87,6 @@ class ToolReply:
     """Retries before this answer."""
     latency_ms: float
     """From the first request to the answer."""
-
-
-@dataclass
-class _Asked:
-    """The instance that a call waits for."""
-
-    instance: str = ""
-
-    @contextlib.contextmanager
-    def waiting(self, endpoint: Endpoint) -> Iterator[None]:
-        """Note the instance until it answers; a call whose time is up leaves it noted.
-
-        Behind a fixed URL may be any.
-        """
-        self.instance = endpoint.instance if endpoint.version is not None else ""
-        try:
-            yield
-        except RequestError:
-            self.instance = ""
-            raise
 
 
 _Sent = tuple[ToolCall, asyncio.Future[tuple[CallReply, int]]]
@@ -249,9 +229,8 @@ class ToolClient:
             ToolOutageError: no usable answer within the time and retries allowed.
         """
         started = time.monotonic()
-        asked = _Asked()
 
-        async def send(attempt: int, deadline: float) -> tuple[CallReply, int]:
+        async def send(endpoint: Endpoint, attempt: int, deadline: float) -> tuple[CallReply, int]:
             message = ToolCall(
                 name=name,
                 arguments=arguments,
@@ -260,13 +239,12 @@ class ToolClient:
                 tool_context=tool_context,
                 timeout_s=max(deadline - time.monotonic(), 0.001),
             )
-            endpoint = self._endpoint(name, rollout_id, version)
-            with asked.waiting(endpoint):
-                if attempt == 0 and self.directory.spec(name, version).max_batch > 1:
-                    return await self._send_together(name, endpoint, version, message)
-                return await self._http.post_calls(endpoint, name, [message]), 0
+            if attempt == 0 and self.directory.spec(name, version).max_batch > 1:
+                return await self._send_together(name, endpoint, version, message)
+            return await self._http.post_calls(endpoint, name, [message]), 0
 
-        found = await self._retrying(name, send, deadline or math.inf, asked)
+        choose = partial(self._endpoint, name, rollout_id, version)
+        found = await self._retrying(name, choose, send, deadline or math.inf)
         (reply, index), attempt = found
         return ToolReply(
             result=reply.results[index],
@@ -286,15 +264,9 @@ class ToolClient:
         Raises:
             ToolOutageError: no service opened it.
         """
-        body = SessionRequest(rollout_id=rollout_id, tool_context=tool_context).model_dump_json()
-
-        async def send(attempt: int, deadline: float) -> None:
-            endpoint = self.directory.choose(name, version)
-            # Noted before the answer: a session that was opened and not answered is closed too.
-            self._sessions[name, rollout_id] = endpoint
-            await self._http.post(endpoint, name, "/open", body)
-
-        await self._retrying(name, send)
+        body = SessionRequest(rollout_id=rollout_id, tool_context=tool_context)
+        choose = partial(self.directory.choose, name, version)
+        await self._begin_session(name, rollout_id, "/open", body.model_dump_json(), choose)
 
     async def fork_session(self, name: str, rollout_id: str, fork_id: str) -> None:
         """Open a session in the state of another one, at the same instance.
@@ -302,14 +274,19 @@ class ToolClient:
         Raises:
             ToolOutageError: the service did not.
         """
-        body = ForkRequest(rollout_id=rollout_id, fork_id=fork_id).model_dump_json()
+        body = ForkRequest(rollout_id=rollout_id, fork_id=fork_id)
+        choose = partial(self._endpoint, name, rollout_id, None)
+        await self._begin_session(name, fork_id, "/fork", body.model_dump_json(), choose)
 
-        async def send(attempt: int, deadline: float) -> None:
-            endpoint = self._endpoint(name, rollout_id, None)
-            self._sessions[name, fork_id] = endpoint
-            await self._http.post(endpoint, name, "/fork", body)
+    async def _begin_session(
+        self, name: str, session_id: str, path: str, body: str, choose: Callable[[], Endpoint]
+    ) -> None:
+        async def send(endpoint: Endpoint, attempt: int, deadline: float) -> None:
+            # Noted before the answer: a session that was opened and not answered is closed too.
+            self._sessions[name, session_id] = endpoint
+            await self._http.post(endpoint, name, path, body)
 
-        await self._retrying(name, send)
+        await self._retrying(name, choose, send)
 
     async def close_session(self, name: str, rollout_id: str) -> None:
         """Close a session, if it can be reached: a lost one expires at the service."""
@@ -339,11 +316,11 @@ class ToolClient:
     async def _retrying(
         self,
         name: str,
-        send: Callable[[int, float], Awaitable[T]],
+        choose: Callable[[], Endpoint],
+        send: Callable[[Endpoint, int, float], Awaitable[T]],
         end: float = math.inf,
-        asked: _Asked | None = None,
     ) -> tuple[T, int]:
-        """Run `send(attempt, deadline)` until it succeeds, or retries or time are used up.
+        """Run `send(asked, attempt, deadline)` until it succeeds, or retries or time are used up.
 
         While no instance is there, waiting costs no retry; while all of a tool's places are taken,
         it costs no time either, up to `end`.
@@ -351,14 +328,17 @@ class ToolClient:
         delay_s = FIRST_DELAY_S
         attempt = retries = 0
         problem = "no answer"
+        asked: Endpoint | None = None
         began = time.monotonic()
         deadline = min(began + self.timeout_s, end)
         try:
             async with asyncio.timeout(max(deadline - began, 0)) as clock:
                 while True:
                     try:
-                        return await send(attempt, deadline), attempt
+                        asked = choose()
+                        return await send(asked, attempt, deadline), attempt
                     except RequestError as exc:
+                        asked = None  # it has answered
                         if not self._may_resend(name, exc, retries, time.monotonic() - began):
                             raise ToolOutageError(exc.kind, name, str(exc), attempt + 1) from exc
                         logger.debug("tool call retried tool=%s error=%s", name, exc)
@@ -375,7 +355,8 @@ class ToolClient:
                     await asyncio.sleep(pause_s)
         except TimeoutError as exc:
             detail = f"nothing usable within {self.timeout_s:g} s (env.tool_timeout_s): {problem}"
-            instance = "" if asked is None else asked.instance
+            # Behind a fixed URL may be any.
+            instance = "" if asked is None or asked.version is None else asked.instance
             detail += f" from instance {instance}" if instance else ""
             raise ToolOutageError("tool_timeout", name, detail, attempt + 1, instance) from exc
 

@@ -10,12 +10,13 @@ import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pydantic import JsonValue
 
 from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.envs import CallResult, CallStatus
-from agent_r1.rollout.tool_calls.client import ToolClient, ToolOutageError
+from agent_r1.rollout.tool_calls.client import ToolClient, ToolOutageError, ToolReply
 from agent_r1.runtime.tracing import span
 from agent_r1.text.control_tokens import TRUNCATION_MARKER
 from agent_r1.text.reading import ParsedCall, TurnText
@@ -157,14 +158,7 @@ class CallRunner:
                 return None
             status, error = "malformed", f"the arguments do not fit {parsed.name}: {problem}"
         text = f"Error: {error}"
-        record = ToolCallRecord(
-            end_token_index=end,
-            tool=parsed.name,
-            arguments=parsed.arguments,
-            status=status,
-            parts=[TextPart(text=text)],
-            error=error,
-        )
+        record = _record(parsed, end, status=status, parts=[TextPart(text=text)], error=error)
         return CallOutcome(record, CallResult(parsed.name, parsed.arguments, status, text))
 
     async def _run_one(self, number: int, parsed: ParsedCall, end: int) -> CallOutcome:
@@ -174,28 +168,19 @@ class CallRunner:
 
     async def _call(self, number: int, parsed: ParsedCall, end: int) -> CallOutcome:
         spec = self.specs[parsed.name]
-        context: JsonValue = self.rollout.task.tool_context
         version = self.pins.get(parsed.name)
         started = time.monotonic()
         try:
             if spec.sessions and parsed.name not in self._sessions:
                 self._sessions.append(parsed.name)
+                context = self.rollout.task.tool_context
                 await self.tools.open_session(parsed.name, self.rollout_id, context, version)
                 await self._replay(parsed.name)
-            reply = await self.tools.call(
-                parsed.name,
-                parsed.arguments,
-                rollout_id=self.rollout_id,
-                turn=number,
-                tool_context=context,
-                version=version,
-                deadline=self.deadline,
-            )
+            reply = await self._send(parsed.name, parsed.arguments, number)
         except ToolOutageError as exc:
-            record = ToolCallRecord(
-                end_token_index=end,
-                tool=parsed.name,
-                arguments=parsed.arguments,
+            record = _record(
+                parsed,
+                end,
                 status="failed",
                 version=version or spec.version,
                 instance=exc.instance,
@@ -205,10 +190,9 @@ class CallRunner:
             )
             return CallOutcome(record, None, exc)
         text, parts = self._shown(reply.result.parts)
-        record = ToolCallRecord(
-            end_token_index=end,
-            tool=parsed.name,
-            arguments=parsed.arguments,
+        record = _record(
+            parsed,
+            end,
             status=reply.result.status,
             version=reply.version,
             instance=reply.instance,
@@ -232,15 +216,18 @@ class CallRunner:
         """Repeat the calls of the branch that a session of its own has not seen."""
         for turn, arguments in self._to_replay.pop(name, ()):
             self.replayed += 1
-            await self.tools.call(
-                name,
-                arguments,
-                rollout_id=self.rollout_id,
-                turn=turn,
-                tool_context=self.rollout.task.tool_context,
-                version=self.pins.get(name),
-                deadline=self.deadline,
-            )
+            await self._send(name, arguments, turn)
+
+    async def _send(self, name: str, arguments: dict[str, JsonValue], turn: int) -> ToolReply:
+        return await self.tools.call(
+            name,
+            arguments,
+            rollout_id=self.rollout_id,
+            turn=turn,
+            tool_context=self.rollout.task.tool_context,
+            version=self.pins.get(name),
+            deadline=self.deadline,
+        )
 
     def _shown(self, parts: Sequence[ResultPart]) -> tuple[str, list[Part]]:
         """Return the text of a result within the limit, and the parts that are kept of it."""
@@ -251,6 +238,12 @@ class CallRunner:
             return text, kept
         text = text[: limit - len(TRUNCATION_MARKER)] + TRUNCATION_MARKER
         return text, [TextPart(text=text), *(p for p in kept if isinstance(p, StoredImage))]
+
+
+def _record(parsed: ParsedCall, end: int, **facts: Any) -> ToolCallRecord:
+    return ToolCallRecord(
+        end_token_index=end, tool=parsed.name, arguments=parsed.arguments, **facts
+    )
 
 
 def _answered(name: str, turns: Sequence[Turn]) -> list[_PastCall]:

@@ -33,6 +33,14 @@ SLOT_TIMEOUT_S = 1.0
 """
 MAX_REPLY_BYTES = 16 << 20
 JSON_HEADERS = {"content-type": "application/json"}
+_KIND_OF = {
+    409: "tool_session_lost",
+    429: "tool_full",
+    501: "tool_broken",
+    503: "tool_busy",
+    504: "tool_timeout",
+}
+"""The kind of outage that the status of an answer means, where it is one of its own."""
 # What a lost connection may raise; httpx-aiohttp maps most of aiohttp's errors, not all.
 CONNECTION_ERRORS = (httpx.TransportError, aiohttp.ClientError, OSError)
 NOT_CONNECTED = (httpx.ConnectError, aiohttp.ClientConnectorError, ConnectionRefusedError)
@@ -196,14 +204,4 @@ def _said(content: bytes) -> str:
 
 def _kind_of(status: int) -> str:
     """Return what an answer with a status other than 200 is: a key of OUTAGES."""
-    if status == httpx.codes.GATEWAY_TIMEOUT:
-        return "tool_timeout"
-    if status == httpx.codes.CONFLICT:
-        return "tool_session_lost"
-    if status == httpx.codes.TOO_MANY_REQUESTS:
-        return "tool_full"
-    if status == httpx.codes.SERVICE_UNAVAILABLE:
-        return "tool_busy"
-    if status == httpx.codes.NOT_IMPLEMENTED:
-        return "tool_broken"
-    return "tool_http_5xx" if status >= 500 else "tool_http_4xx"
+    return _KIND_OF.get(status, "tool_http_5xx" if status >= 500 else "tool_http_4xx")

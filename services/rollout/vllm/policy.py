@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.rollout.policy import EngineWork, LoadTiming, Policy, PolicySetupError
-from agent_r1.rollout.vllm.adapter import AdapterWeights
 from agent_r1.rollout.vllm.answers import (
     check_prompt,
     to_generation,
@@ -31,7 +30,7 @@ from agent_r1.rollout.vllm.engine_process import (
     start_engine,
     wait_for_exit,
 )
-from agent_r1.rollout.vllm.loading import DenseWeights, EngineWeights
+from agent_r1.rollout.vllm.engine_weights import AdapterWeights, EngineWeights
 from agent_r1.rollout.vllm.release import check_release
 from agent_r1.rollout.vllm.settings import (
     ModelFacts,
@@ -62,26 +61,22 @@ class VllmPolicy(Policy):
 
     def __init__(self, settings: VllmSettings) -> None:
         self._settings = settings
-        self._policy_version = 0
+        self.policy_version = 0
         self._in_flight: set[str] = set()
         self._earlier_spans: defaultdict[str, list[VersionSpan]] = defaultdict(list)
         """By request in flight: its tokens from before the last update."""
-        self._work = EngineWork()
+        self.work = EngineWork()
         self._num_scores = 0
         self._num_probes = 0
         self._death: str | None = "the sampler has not been started"
         self._load_lock = asyncio.Lock()
         self._loads: set[asyncio.Task[LoadTiming]] = set()
-        self._is_loading = False
+        self.is_loading = False
         self.engine: Any = None
         """vLLM's own; None before `start` and after `stop`."""
         self._started: StartedEngine
         self._facts: ModelFacts | None = None
         self._weights: EngineWeights | None = None
-
-    @property
-    def policy_version(self) -> int:
-        return self._policy_version
 
     @property
     def eos_token_ids(self) -> Sequence[int]:
@@ -96,18 +91,10 @@ class VllmPolicy(Policy):
         return len(self._in_flight)
 
     @property
-    def work(self) -> EngineWork:
-        return self._work
-
-    @property
     def death(self) -> str | None:
         if self._death is None and self.engine.errored:
             return death_reason(self.engine)
         return self._death
-
-    @property
-    def is_loading(self) -> bool:
-        return self._is_loading
 
     async def start(self) -> None:
         started = time.perf_counter()
@@ -247,11 +234,11 @@ class VllmPolicy(Policy):
             path = await self._verify(manifest)
             await self._stage(manifest.policy_version, [path])
             fetch_s = time.perf_counter() - started
-            self._is_loading = True
+            self.is_loading = True
             try:
                 pause_s = await self._swap_weights(manifest.policy_version)
             finally:
-                self._is_loading = False
+                self.is_loading = False
         logger.info(
             "weights loaded policy_version=%d fetch_s=%.3f pause_s=%.3f in_flight=%d",
             manifest.policy_version,
@@ -307,10 +294,10 @@ class VllmPolicy(Policy):
         facts = self._model()
         # On its own: vLLM keeps a frame of its import, and so every object of the calls around it.
         await asyncio.to_thread(check_release)
-        started = await asyncio.to_thread(start_engine, self._settings, facts, self._work)
+        started = await asyncio.to_thread(start_engine, self._settings, facts, self.work)
         self._started, self.engine = started, started.engine
         if self._settings.lora is None:
-            self._weights = DenseWeights(facts.layout)
+            self._weights = EngineWeights(facts.layout)
         else:
             self._weights = AdapterWeights(self._settings.lora, facts.versions)
 
@@ -354,7 +341,7 @@ class VllmPolicy(Policy):
                     await self._note_sampled()
                 await self._held().load(engine)
                 await engine.update_weight_version(str(policy_version))
-                self._policy_version = policy_version
+                self.policy_version = policy_version
                 await engine.resume_generation()
         except Exception as exc:
             if engine.errored:
@@ -381,7 +368,7 @@ class VllmPolicy(Policy):
             start = spans[-1].end if spans else 0
             if count > start:
                 spans.append(
-                    VersionSpan(policy_version=self._policy_version, start=start, end=count)
+                    VersionSpan(policy_version=self.policy_version, start=start, end=count)
                 )
 
     async def _run(self, token_ids: list[int], params: Any, request_id: str) -> Any:

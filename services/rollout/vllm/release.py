@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from importlib.metadata import entry_points
 
 from agent_r1.rollout.policy import PolicySetupError
-from agent_r1.rollout.vllm.settings import check_plugin_installed
+from agent_r1.rollout.vllm.settings import PLUGIN
 from agent_r1.runtime.imports import quick_imports
 
 
@@ -43,4 +44,9 @@ def check_release() -> None:
         raise PolicySetupError(
             f"vLLM {vllm.__version__} lacks {', '.join(missing)}; install release 0.32"
         )
-    check_plugin_installed()
+    # vLLM's own processes find our weight transfer by it.
+    if PLUGIN not in {entry.name for entry in entry_points(group="vllm.general_plugins")}:
+        raise PolicySetupError(
+            f"vLLM's processes cannot find the entry point {PLUGIN}; install this project "
+            "(pip install -e .) instead of only putting it on the import path"
+        )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution, entry_points
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Literal
 
@@ -69,8 +69,6 @@ class VllmSettings:
     """Threads of the engine on the CPU."""
     enforce_eager: bool | None = None
     """Run without compiled graphs; None: on the CPU yes, on GPUs no."""
-    stop_token_ids: tuple[int, ...] = ()
-    """End-of-turn tokens beside those of the model's generation config."""
     seed: int = 0
     """Seeds the engine itself; every request brings its own seed."""
     start_timeout_s: float = 600.0
@@ -89,8 +87,6 @@ class ModelFacts:
     """What a published version has: the model, or its adapter alone."""
     eos_token_ids: tuple[int, ...]
     vocab_size: int
-    max_positions: int | None
-    """Longest context the model was made for; None when it does not say."""
     head_dim: int
     kv_bytes_per_token: int
 
@@ -169,23 +165,22 @@ def read_model(settings: VllmSettings) -> ModelFacts:
         versions = layout if settings.lora is None else adapter_layout(layout, settings.lora)
     except ValueError as exc:
         raise PolicySetupError(str(exc)) from exc
-    facts = ModelFacts(
+    max_positions = getattr(config, "max_position_embeddings", None)
+    if max_positions is not None and settings.max_context > max_positions:
+        raise PolicySetupError(
+            f"model.max_context ({settings.max_context}) exceeds the {max_positions} "
+            f"positions of {directory}; lower model.max_context"
+        )
+    return ModelFacts(
         directory=directory,
         architectures=tuple(config.architectures or ()),
         layout=layout,
         versions=versions,
-        eos_token_ids=_end_tokens(directory, config, settings.stop_token_ids),
+        eos_token_ids=_end_tokens(directory, config),
         vocab_size=config.vocab_size,
-        max_positions=getattr(config, "max_position_embeddings", None),
         head_dim=head_dim,
         kv_bytes_per_token=2 * config.num_hidden_layers * kv_heads * head_dim * value_bytes,
     )
-    if facts.max_positions is not None and settings.max_context > facts.max_positions:
-        raise PolicySetupError(
-            f"model.max_context ({settings.max_context}) exceeds the {facts.max_positions} "
-            f"positions of {directory}; lower model.max_context"
-        )
-    return facts
 
 
 def read_end_tokens(directory: Path) -> tuple[int, ...]:
@@ -194,7 +189,7 @@ def read_end_tokens(directory: Path) -> tuple[int, ...]:
     Raises:
         PolicySetupError: it names none, or has no usable config.json.
     """
-    return _end_tokens(directory, _text_config(directory), ())
+    return _end_tokens(directory, _text_config(directory))
 
 
 def check_cpu_fit(settings: VllmSettings, facts: ModelFacts) -> None:
@@ -218,31 +213,12 @@ def check_cpu_fit(settings: VllmSettings, facts: ModelFacts) -> None:
             f"({settings.max_context}) tokens needs; raise rollout.kv_cache_gib or lower "
             "model.max_context"
         )
-    num_values = 0
-    for shape in facts.layout.shapes.values():
-        size = 1
-        for length in shape:
-            size *= length
-        num_values += size
-    weights = num_values * (4 if settings.dtype == "float32" else 2) / GIB
+    weights = facts.layout.num_values * (4 if settings.dtype == "float32" else 2) / GIB
     free = free_memory_bytes()
     if free is not None and settings.kv_cache_gib + weights > free / GIB:
         raise PolicyOutOfMemoryError(
             f"rollout.kv_cache_gib ({settings.kv_cache_gib:g}) and the weights ({weights:.2f} GiB) "
             f"exceed the free memory ({free / GIB:.2f} GiB): {OUT_OF_MEMORY_REMEDY}"
-        )
-
-
-def check_plugin_installed() -> None:
-    """Check that vLLM's own processes will find our weight-transfer plugin.
-
-    Raises:
-        PolicySetupError: the project is not installed.
-    """
-    if PLUGIN not in {entry.name for entry in entry_points(group="vllm.general_plugins")}:
-        raise PolicySetupError(
-            f"vLLM's processes cannot find the entry point {PLUGIN}; install this project "
-            "(pip install -e .) instead of only putting it on the import path"
         )
 
 
@@ -258,15 +234,14 @@ def _text_config(directory: Path) -> Any:
         ) from exc
 
 
-def _end_tokens(directory: Path, config: Any, extra: tuple[int, ...]) -> tuple[int, ...]:
+def _end_tokens(directory: Path, config: Any) -> tuple[int, ...]:
     generation = directory / "generation_config.json"
     found: Any = None
     if generation.is_file():
         found = json.loads(generation.read_text(encoding="utf-8")).get("eos_token_id")
     if found is None:
         found = config.eos_token_id
-    named = [found] if isinstance(found, int) else list(found or [])
-    ids = tuple(sorted({*named, *extra}))
+    ids = (found,) if isinstance(found, int) else tuple(sorted(set(found or ())))
     if not ids:
         raise PolicySetupError(
             f"{directory} names no end-of-turn token; set eos_token_id in its "

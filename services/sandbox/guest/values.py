@@ -92,7 +92,7 @@ class Writer:
             return {name: self.write_all(items_of(value), depth)}
         if kind in _MAPPINGS:
             pairs = [self.write_all(pair, depth) for pair in kind.items(value)]
-            return {_MAPPINGS[kind]: pairs}
+            return {kind.__name__: pairs}
         if issubclass(kind, type) and getattr(builtins, value.__name__, None) is value:
             return {"builtin": value.__name__}
         return self._write_numpy(value, depth) or _write_mpmath(value) or self._refer(value)
@@ -405,11 +405,11 @@ _CONTAINER_READERS = {
     **{name: read for name, _, read in _CONTAINERS.values()},
     "Generator": _read_generator,
 }
-_MAPPINGS: dict[type, str] = {
-    dict: "dict",
-    collections.OrderedDict: "OrderedDict",
-    collections.Counter: "Counter",
-    collections.UserDict: "UserDict",
+_MAPPINGS: dict[type, Callable[[Any], Any]] = {
+    dict: dict,
+    collections.OrderedDict: collections.OrderedDict,
+    collections.Counter: lambda pairs: collections.Counter(dict(pairs)),
+    collections.UserDict: lambda pairs: collections.UserDict(dict(pairs)),
 }
 STANDARD_TYPES: dict[str, type] = {
     kind.__name__: kind
@@ -417,9 +417,4 @@ STANDARD_TYPES: dict[str, type] = {
     if not hasattr(builtins, kind.__name__) and kind is not re.Pattern  # which nobody calls
 }
 """What crosses as a copy and has to be imported, by name."""
-_MAPPING_READERS: dict[str, Callable[[Any], Any]] = {
-    "dict": dict,
-    "OrderedDict": collections.OrderedDict,
-    "Counter": lambda pairs: collections.Counter(dict(pairs)),
-    "UserDict": lambda pairs: collections.UserDict(dict(pairs)),
-}
+_MAPPING_READERS = {kind.__name__: read for kind, read in _MAPPINGS.items()}

@@ -22,10 +22,17 @@ from mcp import MCPError
 from mcp_types import INVALID_PARAMS, CallToolResult, TextContent
 from pydantic import JsonValue
 
-from agent_r1.tools.base import Arguments, CallContext, Tool, ToolUnavailableError, error_result
+from agent_r1.tools.base import (
+    Arguments,
+    CallContext,
+    Tool,
+    ToolUnavailableError,
+    error_result,
+    parse_settings,
+)
 from agent_r1.tools.mcp.connection import McpConnection, McpLostError, Offer, choose, fetch_offer
 from agent_r1.tools.mcp.content import to_tool_result
-from agent_r1.tools.mcp.settings import McpSettings, parse_settings
+from agent_r1.tools.mcp.settings import McpSettings
 from agent_r1_proto.tools import ToolResult
 
 logger = logging.getLogger(__name__)
@@ -94,7 +101,7 @@ class McpTool(Tool):
     """
 
     def __init__(self, **settings: object) -> None:
-        self.settings = parse_settings(settings)
+        self.settings = parse_settings(McpSettings, settings)
         # A thread of its own: the service builds its tool while its event loop already runs.
         with ThreadPoolExecutor(1, thread_name_prefix="mcp") as thread:
             offer = thread.submit(lambda: asyncio.run(fetch_offer(self.settings))).result()

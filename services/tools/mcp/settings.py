@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from agent_r1.runtime.config import StrictConfig
 
@@ -106,21 +105,3 @@ def _variable(name: str, key: str) -> str:
             f"tool service runs; export it or remove it from settings.{key}"
         )
     return value
-
-
-def parse_settings(settings: Mapping[str, object]) -> McpSettings:
-    """Check the settings of one table.
-
-    Raises:
-        ValueError: a key is unknown, missing or wrong; the text names it.
-    """
-    try:
-        return McpSettings.model_validate(settings)
-    except ValidationError as exc:
-        problems = "; ".join(
-            f"{'.'.join(map(str, ('settings', *error['loc'])))}: "
-            f"{error['msg'].removeprefix('Value error, ')}"
-            for error in exc.errors(include_url=False)
-        )
-        known = ", ".join(McpSettings.model_fields)
-        raise ValueError(f"{problems}; the settings of an MCP tool are {known}") from exc

@@ -7,14 +7,23 @@ rollout sends it again. So no program becomes an outage by hanging.
 
 from __future__ import annotations
 
-from typing import Generic
+from typing import Generic, TypeVar
 
 from pydantic import JsonValue
 
 from agent_r1.sandbox.checks import BYTE_ORDER_MARK
 from agent_r1.sandbox.pool import SandboxPool
-from agent_r1.sandbox.settings import S, parse_settings
-from agent_r1.tools.base import Arguments, CallContext, Tool, ToolBusyError, ToolUnavailableError
+from agent_r1.sandbox.settings import SandboxSettings
+from agent_r1.tools.base import (
+    Arguments,
+    CallContext,
+    Tool,
+    ToolBusyError,
+    ToolUnavailableError,
+    parse_settings,
+)
+
+S = TypeVar("S", bound=SandboxSettings)
 
 ANSWER_MARGIN_S = 0.5
 """Part of a call's time kept for the way back."""
@@ -43,7 +52,7 @@ class SandboxTool(Tool, Generic[S]):
     }
 
     def __init__(self, **settings: JsonValue) -> None:
-        self.settings = parse_settings(self.name, self.settings_class, settings)
+        self.settings = parse_settings(self.settings_class, settings)
         self._pool = SandboxPool(self.settings)
 
     async def start(self) -> None:

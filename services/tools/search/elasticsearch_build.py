@@ -1,16 +1,17 @@
 """Loads a corpus into Elasticsearch: one index per version, an alias that names the newest.
 
 Reads a corpus file, writes `NAME-<fingerprint>` in bulk requests of a set size, notes in the
-index's `_meta` how far it is, and switches the alias NAME when all of it is there. Memory does not
-grow with the corpus. A load that was stopped, for whatever reason, continues where it was:
-passages are created under their own id, so sending one twice changes nothing.
+index's `_meta` how far it is, and switches the alias NAME when all of it is there. A load that was
+stopped, for whatever reason, continues where it was: passages are created under their own id, so
+sending one twice changes nothing.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import elasticsearch
 from elasticsearch import Elasticsearch, helpers
 
 from agent_r1.runtime.files.writing import hash_file
-from agent_r1.tools.search.corpus import Passage, read_passages, searched_text
+from agent_r1.tools.search.corpus import Passage, read_passages, searched_text, survey
 from agent_r1.tools.search.elasticsearch_client import (
     ElasticsearchServer,
     check_server,
@@ -47,10 +48,9 @@ MAX_ID_BYTES = 512
 CHUNK_PASSAGES = 2000
 """Most passages in one bulk request, whatever their size."""
 BULK_RETRIES = 8
-TOO_LARGE = 413
+CONFLICT, TOO_LARGE, TOO_MANY = 409, 413, 429
 NOTE_PROGRESS_EVERY_S = 5.0
 HEALTH_TIMEOUT = "60s"
-_LINES_PER_LOOKUP = 500
 # What the analyzer must make of it: possessive and stop word gone, the rest stemmed.
 _PROBE = ("The king's running dogs", ["king", "run", "dog"])
 
@@ -127,7 +127,12 @@ def _build(
             fingerprint=fingerprint,
             settings_hash=SETTINGS_HASH,
             corpus=corpus.name,
-            num_passages=_checked_size(corpus, report),
+            # Before anything is made of it: every line, and that no id comes twice.
+            num_passages=survey(
+                corpus,
+                lambda count: report("checking the corpus", count, None),
+                partial(_check_id, corpus),
+            ),
             loaded=0,
             complete=False,
         )
@@ -176,19 +181,13 @@ def _meta_of(client: Elasticsearch, server: ElasticsearchServer, concrete: str) 
     return meta
 
 
-def _checked_size(corpus: Path, report: Report) -> int:
-    """Read the whole corpus before anything is made of it; return how many passages it has."""
-    number = 0
-    for number, passage in enumerate(read_passages(corpus), start=1):
-        size = len(passage.id.encode())
-        if not 1 <= size <= MAX_ID_BYTES:
-            raise ValueError(
-                f"{corpus}:{number}: id ({passage.id[:40]!r}) has {size} bytes and must have 1 to "
-                f"{MAX_ID_BYTES}; give the passage another id"
-            )
-        if number % CHUNK_PASSAGES == 0:
-            report("checking the corpus", number, None)
-    return number
+def _check_id(corpus: Path, line: int, passage: Passage) -> None:
+    size = len(passage.id.encode())
+    if not 1 <= size <= MAX_ID_BYTES:
+        raise ValueError(
+            f"{corpus}:{line}: id ({passage.id[:40]!r}) has {size} bytes and must have 1 to "
+            f"{MAX_ID_BYTES}; give the passage another id"
+        )
 
 
 def _create(client: Elasticsearch, concrete: str, meta: IndexMeta, options: BuildOptions) -> None:
@@ -229,10 +228,6 @@ class Loader:
     meta: IndexMeta
     bulk_bytes: int
     report: Report
-    lines: dict[str, int] = field(default_factory=dict)
-    """Ids on their way, with their lines."""
-    conflicts: dict[str, int] = field(default_factory=dict)
-    """Ids that were there already."""
 
     def load(self) -> None:
         """Send everything; on the way out, note how far it got."""
@@ -250,14 +245,13 @@ class Loader:
                 initial_backoff=0.5,
                 max_backoff=30.0,
             ):
-                self.take(ok, info["create"])
+                self._check(ok, info["create"])
                 answered += 1
                 now = time.monotonic()
                 if now - noted >= NOTE_PROGRESS_EVERY_S:
                     noted = now
                     self._note(answered)
                     self.report("loading", answered, self.meta.num_passages)
-            self._check_conflicts()
         except (elasticsearch.ApiError, elastic_transport.TransportError) as exc:
             if isinstance(exc, elasticsearch.ApiError) and exc.status_code == TOO_LARGE:
                 raise ValueError(
@@ -276,47 +270,18 @@ class Loader:
     def _actions(self) -> Iterator[dict[str, Any]]:
         passages = read_passages(self.corpus, skip=self.meta.loaded)
         for line, passage in enumerate(passages, start=self.meta.loaded + 1):
-            first = self.lines.setdefault(passage.id, line)
-            if first != line:
-                raise self._repeated(passage.id, first, line)
             yield _action(self.concrete, passage, line)
 
-    def take(self, ok: bool, item: Mapping[str, Any]) -> None:
-        line = self.lines.pop(item["_id"])
-        if ok:
-            return
-        if item["status"] == 409:
-            self.conflicts[item["_id"]] = line
-            if len(self.conflicts) >= _LINES_PER_LOOKUP:
-                self._check_conflicts()
+    def _check(self, ok: bool, item: Mapping[str, Any]) -> None:
+        if ok or item["status"] == CONFLICT:  # an earlier load has sent it
             return
         reason = reason_in(item.get("error", "no reason given"))
-        if item["status"] == 429:
+        if item["status"] == TOO_MANY:
             raise ValueError(
                 f"the server is overloaded ({reason}); run the same command again later to "
                 "continue, or lower --bulk-mb"
             )
-        raise ValueError(f"{self.corpus}:{line}: the server refuses the passage: {reason}")
-
-    def _check_conflicts(self) -> None:
-        """Tell a passage that an earlier load has sent from an id that the corpus repeats."""
-        if not self.conflicts:
-            return
-        answer = self.client.mget(
-            index=self.concrete, ids=list(self.conflicts), source_includes=["line"]
-        )
-        for document in answer["docs"]:
-            line = self.conflicts[document["_id"]]
-            first = document.get("_source", {}).get("line", line)
-            if first != line:
-                raise self._repeated(document["_id"], first, line)
-        self.conflicts.clear()
-
-    def _repeated(self, passage_id: str, first: int, line: int) -> ValueError:
-        return ValueError(
-            f"{self.corpus}:{max(first, line)}: id {passage_id!r} is also that of line "
-            f"{min(first, line)}; give every passage its own id"
-        )
+        raise ValueError(f"{self.corpus}: the server refuses the passage {item['_id']!r}: {reason}")
 
     def _note(self, answered: int) -> None:
         # Items of the last request may be answered out of order, when some were sent again.

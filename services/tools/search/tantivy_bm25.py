@@ -8,6 +8,7 @@ build that was stopped continues at its last commit.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import importlib.metadata
 import logging
@@ -17,6 +18,7 @@ import time
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ import tantivy
 from pydantic import ValidationError
 
 from agent_r1.runtime.files.writing import hash_file, put_in_place
-from agent_r1.tools.search.backend import Hit
+from agent_r1.tools.search.backend import Found, Hit
 from agent_r1.tools.search.corpus import (
     ENGLISH_STOP_WORDS,
     Passage,
@@ -161,6 +163,34 @@ class TantivyIndex:
         return Passage.model_validate_json(bytes(stored))
 
 
+class ThreadedBackend:
+    """Searches an index in threads of its own, which leave the event loop free."""
+
+    def __init__(self, index: TantivyIndex, threads: int = 1) -> None:
+        self._index = index
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="search")
+
+    @property
+    def fingerprint(self) -> str:
+        """The index's."""
+        return self._index.fingerprint
+
+    async def start(self) -> None:
+        """Do nothing: threads start with the searches that need them."""
+
+    async def search(
+        self, queries: Sequence[str], top_k: int, time_left_s: Callable[[], float]
+    ) -> list[Found | Exception]:
+        """Search in a thread; a search that has begun is not interrupted."""
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._executor, self._index.search, queries, top_k)
+        return [Found(hits) for hits in found]
+
+    async def close(self) -> None:
+        """Wait for the searches that run."""
+        await asyncio.to_thread(self._executor.shutdown, wait=True, cancel_futures=True)
+
+
 def _words_of(text: str) -> str:
     """Return a text as the analyzer is to read it.
 
@@ -193,13 +223,13 @@ def _build(corpus: Path, index_dir: Path, settings_hash: str) -> IndexMeta:
     started = time.monotonic()
     logger.info("index build started corpus=%s index_dir=%s", corpus, index_dir)
     stat = corpus.stat()
-    found = survey(corpus, _every_few_seconds("reading the corpus: %d passages"))
+    num_passages = survey(corpus, _every_few_seconds("reading the corpus: %d passages"))
     meta = IndexMeta(
         settings_hash=settings_hash,
-        corpus_sha256=found.sha256,
+        corpus_sha256=hash_file(corpus),
         corpus_bytes=stat.st_size,
         corpus_mtime_ns=stat.st_mtime_ns,
-        num_passages=found.num_passages,
+        num_passages=num_passages,
     )
     unfinished = index_dir.with_name(f"{index_dir.name}.building")
     index = _open_unfinished(unfinished, meta)

@@ -155,8 +155,7 @@ def open_backend(config: SearchConfig) -> SearchBackend:
         )
         return open_index(server, config.index)
     from agent_r1.tools.search import tantivy_bm25
-    from agent_r1.tools.search.threads import ThreadedBackend
 
     assert config.corpus is not None  # checked by SearchConfig
     index = tantivy_bm25.open_index(config.corpus, config.index_dir)
-    return ThreadedBackend(index, config.search_threads)
+    return tantivy_bm25.ThreadedBackend(index, config.search_threads)

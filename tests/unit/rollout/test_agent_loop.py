@@ -207,12 +207,6 @@ async def test_task_chooses_its_tools(chat: ChatFormat, end_id: int):
     )
 
 
-async def test_unknown_enabled_tool_is_refused_at_start(chat: ChatFormat, end_id: int):
-    with pytest.raises(ValueError, match=r"env\.enable_tools names maps"):
-        async with agent_loop(chat, end_id, [ANSWER], env={"enable_tools": ["maps"]}):
-            pass
-
-
 async def test_every_turn_has_its_own_seed_and_the_samples_temperature(
     chat: ChatFormat, end_id: int
 ):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from agent_r1.sandbox.usage import measure_memory
+from agent_r1.sandbox.processes import measure_memory
 
 HELD = 64 * 2**20
 LEADERLESS = f"""

@@ -9,8 +9,8 @@ import pytest
 
 from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.main import build_chat_format
-from agent_r1.text.call_format import check_call_format
 from agent_r1.text.chat_template import ChatTemplateError
+from agent_r1.text.template_checks import check_call_format
 from agent_r1.text.tool_formats import BUILTIN_FORMATS
 from agent_r1_proto.tools import ToolSpec
 from tests.support.fakes import HERMES_TEMPLATE, build_tokenizer

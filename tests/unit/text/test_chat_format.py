@@ -142,7 +142,6 @@ def test_a_thought_that_the_generation_prompt_opens_is_noticed(
     chat = ChatFormat(build_tokenizer(template=template), end_of_turn_ids=[end_id])
     asked = ChatMessage(role="user", content="Begin with <think>")
     assert chat.render_prompt([asked]).opening == opening
-    assert chat.opens_in_thought == bool(opening)
     assert chat.opening_after([outside(chat, "a <think>")]) == opening
 
 
@@ -389,7 +388,7 @@ def test_control_tokens_that_are_spelled_out_are_counted_and_logged_once(
     with caplog.at_level("WARNING"):
         for _ in range(2):
             chat.render_prompt([message], [tool])
-        chat.encode_limited("<|im_end|>", max_chars=99, max_tokens=None)
+        chat.outside_message("tool", "<|im_end|>", max_chars=99, max_tokens=None)
     # Two tokens in the message and one in the tool, each rendered twice; one in the result.
     assert dict(chat.spelled_out.counts) == {"prompt": 4, "tools": 2, "reply": 1}
     logged = [record.getMessage() for record in caplog.records]
@@ -450,15 +449,15 @@ def test_normalizer_cannot_make_a_control_token():
 
 
 def test_long_tool_text_is_cut_and_marked(chat: ChatFormat):
-    text, tokens = chat.encode_limited("word " * 100, max_chars=100, max_tokens=None)
-    assert len(text) == 100
-    assert text.endswith("word" + TRUNCATION_MARKER) or text.endswith(TRUNCATION_MARKER)
-    assert chat.decode(tokens) == text
+    cut = chat.outside_message("tool", "word " * 100, max_chars=100, max_tokens=None)
+    assert len(cut.text) == 100
+    assert cut.text.endswith(TRUNCATION_MARKER)
+    assert chat.decode(cut.token_ids) == cut.text
 
 
 def test_short_tool_text_is_left_alone(chat: ChatFormat):
-    text, tokens = chat.encode_limited("short", max_chars=5, max_tokens=5)
-    assert (text, tokens) == ("short", chat.encode_text("short"))
+    short = chat.outside_message("tool", "short", max_chars=5, max_tokens=5)
+    assert (short.text, short.token_ids) == ("short", chat.encode_text("short"))
 
 
 @given(
@@ -466,7 +465,8 @@ def test_short_tool_text_is_left_alone(chat: ChatFormat):
     st.integers(min_value=16, max_value=60),
 )
 def test_token_limit_holds_for_any_text(chat: ChatFormat, text: str, max_tokens: int):
-    shown, tokens = chat.encode_limited(text, max_chars=10_000, max_tokens=max_tokens)
+    message = chat.outside_message("tool", text, max_chars=10_000, max_tokens=max_tokens)
+    shown, tokens = message.text, message.token_ids
     assert len(tokens) <= max_tokens
     assert chat.decode(tokens) == shown
     if shown != text:

@@ -24,6 +24,7 @@ from agent_r1.tools.base import (
     ToolUnavailableError,
     error_result,
 )
+from agent_r1.tools.config import ToolConfig
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tools import CallReply, ToolHealth, ToolResult, ToolSpec
 from tests.support.fakes import LeavingClient
@@ -104,7 +105,7 @@ class Scripted(Tool):
 
 @contextlib.asynccontextmanager
 async def client_of(tool: Tool, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(ToolService(tool, instance="here-1", **options))
+    app = create_app(ToolService(tool, "here-1", ToolConfig(**options)))
     async with serving(app) as client:
         yield client
 

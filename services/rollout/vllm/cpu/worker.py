@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from agent_r1.rollout.vllm.batch_sampler import BatchSampler
 from agent_r1.rollout.vllm.cpu.adapter import serve_one_adapter
+from agent_r1.rollout.vllm.cpu.batch_sampler import BatchSampler
 
 
 class FastCPUWorker(CPUWorker):

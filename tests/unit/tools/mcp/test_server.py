@@ -18,6 +18,7 @@ from agent_r1.runtime.config import ListenConfig
 from agent_r1.runtime.http.guard import HttpGuard
 from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.base import Arguments, CallContext, Tool, ToolUnavailableError, error_result
+from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.mcp.route import mcp_router
 from agent_r1_proto.parts import ImagePart, TextPart
 from agent_r1_proto.tools import ToolResult
@@ -94,9 +95,8 @@ class Serving:
     """A tool service with its `/mcp`, in this process."""
 
     def __init__(self, tool: Tool, **options: Any) -> None:
-        self.app = create_app(
-            ToolService(tool, session_expiry_s=options.pop("session_expiry_s", 600.0))
-        )
+        config = ToolConfig(session_expiry_s=options.pop("session_expiry_s", 600.0))
+        self.app = create_app(ToolService(tool, config=config))
         self.app.include_router(mcp_router(self.app.state.service, **options))
 
     def http(self, base_url: str = BASE) -> httpx2.AsyncClient:

@@ -13,8 +13,9 @@ from mcp_types import (
     TextContent,
 )
 
+from agent_r1.tools.base import parse_settings
 from agent_r1.tools.mcp.content import to_mcp_result, to_tool_result
-from agent_r1.tools.mcp.settings import parse_settings
+from agent_r1.tools.mcp.settings import McpSettings
 from agent_r1_proto.parts import ImagePart, TextPart
 from agent_r1_proto.tools import ToolResult
 
@@ -34,7 +35,7 @@ URL: dict[str, Any] = {"tool": "search", "url": "http://wiki:8000/mcp"}
         (URL | {"url": "wiki:8000"}, "must start with http://"),
         (URL | {"isolation": "trajectory"}, "settings.isolation: Input should be 'shared'"),
         (URL | {"max_sessions": 0}, "settings.max_sessions: Input should be greater"),
-        (URL | {"toool": "x"}, "settings.toool: Extra inputs.*the settings of an MCP tool are"),
+        (URL | {"toool": "x"}, r"settings.toool is unknown; did you mean tool\?"),
         (
             URL | {"headers": {"Authorization": "Bearer abc"}},
             r'holds a secret; .*headers = \{ Authorization = "\$\{NAME\}" \}',
@@ -43,19 +44,19 @@ URL: dict[str, Any] = {"tool": "search", "url": "http://wiki:8000/mcp"}
 )
 def test_wrong_settings_are_named_with_the_remedy(settings: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
-        parse_settings(settings)
+        parse_settings(McpSettings, settings)
 
 
 def test_headers_and_variables_come_from_the_environment(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("WIKI_TOKEN", "t0")
     headers = {"Authorization": "Bearer ${WIKI_TOKEN}", "Accept-Language": "de"}
-    settings = parse_settings(URL | {"headers": headers})
+    settings = parse_settings(McpSettings, URL | {"headers": headers})
     assert settings.resolved_headers() == {
         "Authorization": "Bearer t0",
         "Accept-Language": "de",
     }
     assert "t0" not in settings.model_dump_json()
-    assert parse_settings(COMMAND | {"env": ["WIKI_TOKEN"]}).passed_environment() == {
+    assert parse_settings(McpSettings, COMMAND | {"env": ["WIKI_TOKEN"]}).passed_environment() == {
         "WIKI_TOKEN": "t0"
     }
     monkeypatch.delenv("WIKI_TOKEN")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1.tools.search import tantivy_bm25
-from agent_r1.tools.search.corpus import ENGLISH_STOP_WORDS, Passage, Survey, read_passages, survey
+from agent_r1.tools.search.corpus import ENGLISH_STOP_WORDS, Passage, read_passages, survey
 from agent_r1.tools.search.tantivy_bm25 import is_current, open_index
 
 PASSAGES = [
@@ -284,10 +284,10 @@ def test_a_stopped_build_of_another_corpus_is_not_gone_on_with(
 def test_a_corpus_that_grows_meanwhile_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     corpus = write_corpus(tmp_path / "c.jsonl", numbered(3))
 
-    def surveyed(path: Path, report: object) -> Survey:
-        found = survey(path)
+    def surveyed(path: Path, report: object) -> int:
+        count = survey(path)
         write_corpus(path, numbered(5))
-        return found
+        return count
 
     with monkeypatch.context() as patch:
         patch.setattr(tantivy_bm25, "survey", surveyed)

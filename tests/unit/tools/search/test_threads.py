@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 from agent_r1.tools.search.backend import Found, Hit
 from agent_r1.tools.search.corpus import Passage
-from agent_r1.tools.search.threads import ThreadedBackend
+from agent_r1.tools.search.tantivy_bm25 import ThreadedBackend
 
 TIMEOUT_S = 10.0
 HIT = Hit(Passage(id="p", title="t", text="x"), 1.0)
@@ -28,7 +29,7 @@ class BlockingIndex:
 
 
 async def test_searching_leaves_the_event_loop_free_and_closing_waits_for_it():
-    index = BlockingIndex()
+    index: Any = BlockingIndex()
     backend = ThreadedBackend(index)
     await backend.start()
     task = asyncio.create_task(backend.search(["a", "b"], 2, lambda: TIMEOUT_S))

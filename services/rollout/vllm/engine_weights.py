@@ -1,7 +1,7 @@
-"""The LoRA adapter that an engine serves: version after version, in one place of vLLM's.
+"""What a new version replaces in an engine: all of the model's weights, or its LoRA adapter.
 
-policy.py stages verified files and loads them while generation is paused, as loading.py does for
-whole models. vLLM reads a folder in PEFT's format. The base model never changes.
+policy.py stages verified files while generation continues, and loads them while it is paused. With
+an adapter, the base model never changes; vLLM reads a folder in PEFT's format.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from agent_r1.rollout.vllm.loading import EngineWeights
 from agent_r1.runtime.config import LoraConfig
 from agent_r1.runtime.files.own_folder import OwnFolder
 from agent_r1.weights.adapters import ADAPTER_FILE, write_adapter_config
@@ -28,18 +27,46 @@ _PREFIX = "agent_r1_adapter_"
 _ZEROS = "zeros.safetensors"
 
 
-def adapter_args(lora: LoraConfig) -> dict[str, Any]:
-    """Return the arguments of an engine that serves one adapter."""
-    return {
-        "enable_lora": True,
-        "max_loras": 1,
-        "max_lora_rank": next(size for size in MAX_RANKS if size >= lora.rank),
-        "lora_target_modules": lora.targets,
-    }
+class EngineWeights:
+    """All weights of an engine's model.
+
+    Args:
+        layout: of the model.
+    """
+
+    def __init__(self, layout: ModelLayout) -> None:
+        self._layout = layout
+
+    def request(self) -> Any:
+        """Return vLLM's `lora_request` for the version in use; None where there is no adapter."""
+        return None
+
+    def first_files(self) -> Sequence[Path]:
+        """Return what a new engine has to load as version 0, beside what it has loaded itself."""
+        return ()
+
+    async def stage(self, engine: Any, policy_version: int, files: Sequence[Path]) -> None:
+        """Make ready what `load` takes: the engine's processes map the files, which may be removed.
+
+        Raises:
+            Exception: they cannot be used; the engine is as it was.
+        """
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        locations, aliases = [str(file) for file in files], dict(self._layout.aliases)
+        request = WeightTransferInitRequest({"locations": locations, "aliases": aliases})
+        await engine.init_weight_transfer_engine(request)
+
+    async def load(self, engine: Any) -> None:
+        """Put the staged version into the engine, whose generation is paused."""
+        await engine.collective_rpc("load_opened_files")
+
+    def close(self) -> None:
+        """Let go of what was staged."""
 
 
 class AdapterWeights(EngineWeights):
-    """The adapter of an engine; implements `EngineWeights`.
+    """The one LoRA adapter of an engine.
 
     Args:
         lora: of the run.
@@ -47,8 +74,8 @@ class AdapterWeights(EngineWeights):
     """
 
     def __init__(self, lora: LoraConfig, layout: ModelLayout) -> None:
+        super().__init__(layout)
         self._lora = lora
-        self._layout = layout
         self._folder = OwnFolder(None, _PREFIX)
         self._version = -1
         self._request: Any = None
@@ -94,3 +121,13 @@ class AdapterWeights(EngineWeights):
     def close(self) -> None:
         """Remove the files."""
         self._folder.remove()
+
+
+def adapter_args(lora: LoraConfig) -> dict[str, Any]:
+    """Return the arguments of an engine that serves one adapter."""
+    return {
+        "enable_lora": True,
+        "max_loras": 1,
+        "max_lora_rank": next(size for size in MAX_RANKS if size >= lora.rank),
+        "lora_target_modules": lora.targets,
+    }
