@@ -15,13 +15,13 @@ from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from agent_r1.learner.config import SftConfig, SupervisedConfig
 from agent_r1.learner.engine.interface import TrainSample
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
 from agent_r1.runtime.files.bad_lines import BadLines
-from agent_r1.runtime.files.foreign import NotUtf8Error, check_utf8, foreign_format, numbered_lines
+from agent_r1.runtime.files.foreign import check_utf8, foreign_format, numbered_lines
 from agent_r1_proto.foreign_messages import own_dialogue
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_proto.tasks import ChatMessage
@@ -74,12 +74,8 @@ def load_dialogues(config: SftConfig, encoder: DialogueEncoder, max_context: int
             try:
                 check_utf8(line, path)
                 samples.append(_encode_line(line, config, encoder, max_context))
-            except ValidationError as exc:
-                bad.add(f"{path}, line {number}", _one_line(exc), LINE)
-            except NotUtf8Error as exc:
-                bad.add(f"{path}, line {number}", *exc.args)
             except ValueError as exc:
-                bad.add(f"{path}, line {number}", str(exc))
+                bad.add(f"{path}, line {number}", exc, LINE)
         if bad:
             raise ValueError(bad.text(number))
         if len(samples) == count:
@@ -95,15 +91,6 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     if foreign is not None:
         raise ValueError(f"sft.data: {foreign}")
     yield from ((number, line) for number, line in numbered_lines(path) if line.strip())
-
-
-def _one_line(exc: ValidationError) -> str:
-    """Return pydantic's problems on one line."""
-    problems: list[str] = []
-    for error in exc.errors():
-        where = ".".join(map(str, error["loc"])) or "line"
-        problems.append(f"{where}: {error['msg'].removeprefix('Value error, ')}")
-    return "; ".join(problems)
 
 
 def _encode_line(

@@ -16,6 +16,14 @@ SHOWN = 10
 """Most bad lines that a message shows."""
 
 
+class LineError(ValueError):
+    """A line that cannot be used; its arguments are the problem and the remedy."""
+
+    def __str__(self) -> str:
+        """Return both."""
+        return "; ".join(self.args)
+
+
 class BadLines:
     """Collects what is wrong with the lines of one file.
 
@@ -32,17 +40,21 @@ class BadLines:
         """Say whether there are any."""
         return self._count > 0
 
-    def add(self, where: str, problem: str, remedy: str = "") -> None:
+    def add(self, where: str, problem: ValueError, remedy: str = "") -> None:
         """Take up one line.
 
         Args:
             where: file and line, or row.
-            problem: what is wrong with it.
-            remedy: what to do, said once for all lines that have the same.
+            problem: what is wrong with it. The remedy of a `LineError` is said once for all lines
+                that have the same.
+            remedy: of lines that do not have the fields they should.
         """
         self._count += 1
+        if isinstance(problem, ValidationError):
+            problem = LineError(first_problem(problem), remedy)
+        text, said = problem.args if isinstance(problem, LineError) else (str(problem), "")
         if len(self._first) < SHOWN:
-            self._first.append((where, problem, remedy))
+            self._first.append((where, text, said))
 
     def text(self, total: int) -> str:
         """Return the message.
