@@ -39,7 +39,7 @@ def adapter_args(lora: LoraConfig) -> dict[str, Any]:
 
 
 class AdapterWeights(EngineWeights):
-    """The adapter of an engine; implements `EngineWeights`.
+    """The adapter of an engine, in the place of all its weights.
 
     Args:
         lora: of the run.
@@ -47,8 +47,8 @@ class AdapterWeights(EngineWeights):
     """
 
     def __init__(self, lora: LoraConfig, layout: ModelLayout) -> None:
+        super().__init__(layout)
         self._lora = lora
-        self._layout = layout
         self._folder = OwnFolder(None, _PREFIX)
         self._version = -1
         self._request: Any = None

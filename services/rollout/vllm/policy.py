@@ -31,7 +31,7 @@ from agent_r1.rollout.vllm.engine_process import (
     start_engine,
     wait_for_exit,
 )
-from agent_r1.rollout.vllm.loading import DenseWeights, EngineWeights
+from agent_r1.rollout.vllm.loading import EngineWeights
 from agent_r1.rollout.vllm.release import check_release
 from agent_r1.rollout.vllm.settings import (
     ModelFacts,
@@ -310,7 +310,7 @@ class VllmPolicy(Policy):
         started = await asyncio.to_thread(start_engine, self._settings, facts, self._work)
         self._started, self.engine = started, started.engine
         if self._settings.lora is None:
-            self._weights = DenseWeights(facts.layout)
+            self._weights = EngineWeights(facts.layout)
         else:
             self._weights = AdapterWeights(self._settings.lora, facts.versions)
 

@@ -49,7 +49,7 @@ def test_a_service_may_open_as_many_files_as_connections(
         f"import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, {limits})\n"
         "from agent_r1.runtime.config import ListenConfig\n"
         "from agent_r1.runtime.http.serving import http_config\n"
-        "http_config(None, ListenConfig(), None, lifespan='off')\n"
+        "http_config(None, ListenConfig(), None)\n"
         "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
