@@ -20,7 +20,6 @@ from agent_r1.config.models import fetch_models, model_variables
 from agent_r1.config.placement import PlacementConfig
 from agent_r1.config.run import Config, write_config
 from agent_r1.config.sources import Key
-from agent_r1.launch.failure_text import failure_text, log_of
 from agent_r1.launch.local import (
     LAUNCHER_LOG,
     cancel_all,
@@ -30,6 +29,7 @@ from agent_r1.launch.local import (
     prepare_redis,
 )
 from agent_r1.launch.local_services import LocalServices, cache_folder
+from agent_r1.launch.local_view import failure_text, log_of
 from agent_r1.launch.local_watch import Watch
 from agent_r1.launch.supervisor import ServiceError, Supervisor
 from agent_r1.runtime.files.own_folder import OwnFolder
@@ -120,16 +120,13 @@ async def _serving(
         update={"id": config.run.id[: RUN_ID_LENGTH - len(suffix)] + suffix, "dir": work_dir}
     )
     own = config.model_copy(update={"run": run})
-    state_dir = work_dir / LIVE_DIR
-    state_dir.mkdir(mode=0o700)
+    (work_dir / LIVE_DIR).mkdir(mode=0o700)
     log_dir = work_dir / LOGS_DIR
     log_dir.mkdir()
     handler = log_to(log_dir / LAUNCHER_LOG, own.run)
     services = LocalServices(
         own,
-        config_file=work_dir / CONFIG_FILE,
-        state_dir=state_dir,
-        log_dir=log_dir,
+        folder=work_dir,
         secrets={**write_config(own, work_dir / CONFIG_FILE), **model_variables(models)},
         report=report,
         trains=False,
