@@ -14,10 +14,9 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from agent_r1.runtime.files.bad_lines import BadLines, LineError
 from agent_r1.runtime.files.columns import column_json, default_columns, task_fields
 from agent_r1.runtime.files.data_source import DataSource
-from agent_r1.runtime.files.foreign import check_utf8
+from agent_r1.runtime.files.foreign import BadLines, LineError, check_utf8
 from agent_r1.runtime.files.rows import TaskFileError, lines_of, rows_of
 from agent_r1.runtime.files.writing import hash_file
 from agent_r1_proto.parts import ImageRefusedError, text_of

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from agent_r1.runtime.files.bad_lines import BadLines, first_problem
-from agent_r1.runtime.files.foreign import check_utf8, numbered_lines
+from agent_r1.runtime.files.foreign import BadLines, check_utf8, first_problem, numbered_lines
 from agent_r1.runtime.files.writing import hash_file
 from agent_r1_proto.messages import StrictMessage
 
