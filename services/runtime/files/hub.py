@@ -11,6 +11,7 @@ import functools
 import threading
 from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 from agent_r1.runtime.files.room import readable_size, require_room
 
@@ -76,7 +77,7 @@ def _fetch(
         snapshot_download,  # pyright: ignore[reportUnknownVariableType] - a type of tqdm
     )
 
-    fetch = functools.partial(
+    fetch: Callable[..., Any] = functools.partial(
         snapshot_download, name, allow_patterns=files, ignore_patterns=OTHER_FILES
     )
     if constants.HF_HUB_OFFLINE:
