@@ -32,7 +32,7 @@ from agent_r1.learner.checkpoints.checkpoint import (
     complete_steps,
     read_scores,
 )
-from agent_r1.rollout.vllm.adapter import MAX_RANKS
+from agent_r1.rollout.vllm.loading import MAX_RANKS
 from agent_r1.runtime.config import LoraConfig
 from agent_r1.runtime.files.run_folder import CHECKPOINTS_DIR
 from agent_r1.runtime.files.writing import replace_directory, report_full_disk

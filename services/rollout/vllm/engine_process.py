@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_r1.rollout.policy import EngineWork, PolicySetupError
-from agent_r1.rollout.vllm.adapter import adapter_args
+from agent_r1.rollout.vllm.loading import adapter_args
 from agent_r1.rollout.vllm.settings import (
     OUT_OF_MEMORY_REMEDY,
     ModelFacts,

@@ -1,15 +1,31 @@
-"""Loading new weights into an engine: all of the model's (here), or its adapter's (adapter.py).
+"""Loading new weights into an engine: all of the model's, or those of its LoRA adapter.
 
 policy.py stages a verified snapshot while generation continues, and loads it while it is paused.
+The adapter goes version after version into one place of vLLM's, which reads a folder in PEFT's
+format; the base model then never changes.
 """
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from agent_r1.runtime.config import LoraConfig
+from agent_r1.runtime.files.own_folder import OwnFolder
+from agent_r1.weights.adapters import ADAPTER_FILE, write_adapter_config
 from agent_r1.weights.layout import ModelLayout
+
+MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The sizes that vLLM has for the rank of adapters; the next larger one is taken."""
+_PLACE = 1
+"""Id of the one adapter. Requests in flight stay with it, whatever version fills it."""
+_PREFIX = "agent_r1_adapter_"
+_ZEROS = "zeros.safetensors"
 
 
 class EngineWeights:
@@ -49,3 +65,71 @@ class EngineWeights:
 
     def close(self) -> None:
         """Let go of what was staged."""
+
+
+def adapter_args(lora: LoraConfig) -> dict[str, Any]:
+    """Return the arguments of an engine that serves one adapter."""
+    return {
+        "enable_lora": True,
+        "max_loras": 1,
+        "max_lora_rank": next(size for size in MAX_RANKS if size >= lora.rank),
+        "lora_target_modules": lora.targets,
+    }
+
+
+class AdapterWeights(EngineWeights):
+    """The adapter of an engine, in the place of all its weights.
+
+    Args:
+        lora: of the run.
+        layout: of the adapter's tensors.
+    """
+
+    def __init__(self, lora: LoraConfig, layout: ModelLayout) -> None:
+        super().__init__(layout)
+        self._lora = lora
+        self._folder = OwnFolder(None, _PREFIX)
+        self._version = -1
+        self._request: Any = None
+
+    def request(self) -> Any:
+        """See `EngineWeights.request`. vLLM finds cached prefixes by the name of the version."""
+        return self._request
+
+    def first_files(self) -> Sequence[Path]:
+        """Return the adapter that the run starts from; without one, of zeros."""
+        if self._lora.path is not None:
+            return [self._lora.path / ADAPTER_FILE]
+        from safetensors.numpy import save_file
+
+        path = self._folder.path / _ZEROS
+        zeros = {name: np.zeros(shape, np.float32) for name, shape in self._layout.shapes.items()}
+        save_file(zeros, path)
+        return [path]
+
+    async def stage(self, engine: Any, policy_version: int, files: Sequence[Path]) -> None:
+        """Copy a version to where its publisher cannot remove it."""
+        await asyncio.to_thread(self._copy, policy_version, *files)
+        self._version = policy_version
+
+    def _copy(self, policy_version: int, file: Path) -> None:
+        folder = self._of(policy_version)
+        folder.mkdir(exist_ok=True)
+        write_adapter_config(folder, self._lora, base="")
+        shutil.copyfile(file, folder / ADAPTER_FILE)
+
+    def _of(self, policy_version: int) -> Path:
+        return self._folder.path / f"v{policy_version}"
+
+    async def load(self, engine: Any) -> None:
+        """Put the staged version into the adapter's place."""
+        from vllm.lora.request import LoRARequest
+
+        folder = self._of(self._version)
+        await engine.add_lora(LoRARequest(folder.name, _PLACE, str(folder), load_inplace=True))
+        self._request = LoRARequest(folder.name, _PLACE, str(folder))
+        await asyncio.to_thread(shutil.rmtree, folder)
+
+    def close(self) -> None:
+        """Remove the files."""
+        self._folder.remove()

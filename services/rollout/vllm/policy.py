@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.rollout.policy import EngineWork, LoadTiming, Policy, PolicySetupError
-from agent_r1.rollout.vllm.adapter import AdapterWeights
 from agent_r1.rollout.vllm.answers import (
     check_prompt,
     to_generation,
@@ -31,7 +30,7 @@ from agent_r1.rollout.vllm.engine_process import (
     start_engine,
     wait_for_exit,
 )
-from agent_r1.rollout.vllm.loading import EngineWeights
+from agent_r1.rollout.vllm.loading import AdapterWeights, EngineWeights
 from agent_r1.rollout.vllm.release import check_release
 from agent_r1.rollout.vllm.settings import (
     ModelFacts,
