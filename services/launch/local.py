@@ -16,7 +16,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -191,17 +191,23 @@ async def cancel_all(*tasks: asyncio.Future[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _save_dead_letters(url: str, config: Config, folder: Path) -> int:
-    """Keep what could not be processed; return how many there are."""
+async def _save_dead_letters(
+    url: str, config: Config, folder: Path, report: Callable[[str], None]
+) -> None:
+    """Keep what could not be processed, and say so; `url` is "" where Redis did not come up."""
+    if not url:
+        return
     try:
         async with asyncio.timeout(DEAD_LETTERS_TIMEOUT_S):
             async with await Broker.connect(url, config.run.id) as broker:
                 letters = await broker.dead_letters()
     except (TimeoutError, OSError) as exc:
         logger.warning("dead letters not saved error=%r", exc)
-        return 0
+        return
     save_letters(folder, letters)
-    return len(load_letters(folder))
+    if count := len(load_letters(folder)):
+        listing = f"{program('agent-r1')} dead-letters list {quoted(folder)}"
+        report(f"!! {count} dead letters: {listing}")
 
 
 async def leave_shared_redis(config: Config) -> None:
@@ -253,6 +259,21 @@ def open_folder(config: Config, folder: Path) -> dict[str, str]:
     return secrets
 
 
+@contextlib.asynccontextmanager
+async def watched(
+    services: LocalServices, config: Config, note: Callable[[Condition], None]
+) -> AsyncIterator[None]:
+    """Watch services while the block lasts; then stop them, and leave a shared Redis as it was."""
+    watching = asyncio.create_task(Watch(services, config.run.id, note).watch_forever())
+    try:
+        yield
+    finally:
+        await cancel_all(watching)
+        await asyncio.shield(services.stop())
+        if services.holds_run_id:
+            await leave_shared_redis(config)
+
+
 def run_services(
     config: Config,
     folder: Path,
@@ -294,7 +315,7 @@ async def _run_services(
     interrupts = Interrupts(supervisor.kill, view.event)
     asked = asyncio.create_task(interrupts.asked.wait())
     over = asyncio.create_task(supervisor.wait())
-    watching = asyncio.create_task(view.follow(supervisor.starting))
+    following = asyncio.create_task(view.follow(supervisor.starting))
 
     close_left_open(folder / CONDITIONS_FILE, "launcher")
 
@@ -303,24 +324,19 @@ async def _run_services(
         with contextlib.suppress(OSError):  # a full disk is no reason to watch no longer
             append_condition(folder / CONDITIONS_FILE, condition)
 
-    watch = asyncio.create_task(Watch(services, config.run.id, note).watch_forever())
-    working = asyncio.create_task(work(services))
     try:
-        async with launcher_server(services.served(), supervisor):
-            await first_of(working, over, asked)
+        async with watched(services, config, note):
+            working = asyncio.create_task(work(services))
+            try:
+                async with launcher_server(services.served(), supervisor):
+                    await first_of(working, over, asked)
+            finally:
+                await cancel_all(working)
+                await _save_dead_letters(services.redis_url, config, folder, view.event)
+                if not asked.done():  # else the first interrupt has said it
+                    view.event("stopping the services")
     finally:
-        await cancel_all(working, watch)
-        if services.redis_url:
-            num_letters = await _save_dead_letters(services.redis_url, config, folder)
-            if num_letters:
-                listing = f"{program('agent-r1')} dead-letters list {quoted(folder)}"
-                view.event(f"!! {num_letters} dead letters: {listing}")
-        if not asked.done():  # else the first interrupt has said it
-            view.event("stopping the services")
-        await services.stop()
-        if services.holds_run_id:
-            await leave_shared_redis(config)
-        await cancel_all(watching, over, asked)
+        await cancel_all(following, over, asked)
         view.close()
     return interrupts.asked.is_set()
 
