@@ -28,11 +28,10 @@ BUILD_TOOLS = ("setuptools",)
 CPU_BUILD = "+cpu"
 CUDA = "13."
 """The releases of CUDA that the lock for GPUs is made for; its packages link libcudart.so.13."""
-QUIET_PROGRESS_S = 30.0
 # On a terminal, a line of progress takes the place of the one before.
-LINE_START = "\r\x1b[2K" if sys.stdout.isatty() else ""
-# The lines of pip that say what it is doing.
-STEP = re.compile(r"\s*(Collecting|Downloading|Using cached|Building|Installing collected)")
+LINE_START, LINE_END = ("\r\x1b[2K", "") if sys.stdout.isatty() else ("", "\n")
+# The lines of pip that say what takes time.
+STEP = re.compile(r"\s*(Downloading|Building|Installing collected)")
 
 # First match wins: (pattern in pip's output, what to tell the user).
 FAILURES = (
@@ -139,15 +138,6 @@ def remove_half_installed(target: Target) -> None:
         shutil.rmtree(leftover)
 
 
-def show_progress(target: Target, output: bytes, elapsed_s: float) -> None:
-    """Show how far pip is, by its output so far; on a terminal in one line that changes."""
-    steps = [line for line in output.decode(errors="replace").splitlines() if STEP.match(line)]
-    step = steps[-1].strip()[:50] if steps else ""
-    count = len(list(target.prefix.glob("lib/python*/site-packages/*.dist-info")))
-    text = f"{LINE_START}  {elapsed_s:4.0f} s  {count} packages installed  {step}"
-    print(text, end="" if LINE_START else "\n", flush=True)
-
-
 def run_pip(
     target: Target,
     title: str,
@@ -186,29 +176,28 @@ def run_pip(
         "--progress-bar",
         "off",
     ]
-    every_s = 1.0 if LINE_START else QUIET_PROGRESS_S
     started = time.monotonic()
     print(f"{title} ...", flush=True)
-    with subprocess.Popen(
-        [*command, "--no-build-isolation", "--no-input", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environment,
-        cwd=folder,
-    ) as process:
-        output: bytes | None = None
-        try:
-            while output is None:
-                try:
-                    output, _ = process.communicate(timeout=every_s)
-                except subprocess.TimeoutExpired as exc:
-                    show_progress(target, exc.output or b"", time.monotonic() - started)
-        finally:
-            process.terminate()  # does nothing where it has ended
-    with target.log.open("ab") as log:
-        log.write(output)
+    output = ""
+    with (
+        target.log.open("a", encoding="utf-8") as log,
+        subprocess.Popen(
+            [*command, "--no-build-isolation", "--no-input", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=folder,
+            encoding="utf-8",
+            errors="replace",
+        ) as process,
+    ):
+        for line in process.stdout or ():
+            output += line
+            log.write(line)
+            if STEP.match(line):
+                print(f"{LINE_START}  {line.strip()[:75]}", end=LINE_END, flush=True)
     if process.returncode != 0:
-        raise InstallError(output.decode(errors="replace"))
+        raise InstallError(output)
     print(f"{LINE_START}  done in {time.monotonic() - started:.0f} s", flush=True)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import fcntl
 import hashlib
-import shutil
 import subprocess
 import sys
 import time
@@ -84,13 +83,11 @@ def make_venv(target: Target) -> None:
         same = variant_there() in (None, target.lock.stem)
         if same and found.stdout.strip() == wanted and has_pip.returncode == 0:
             return
-    if VENV.exists():
-        shutil.rmtree(VENV)
     # This program may itself run from the environment that is replaced.
     base = getattr(sys, "_base_executable", sys.executable)
     print(f"creating {VENV.name} with {base}")
     try:
-        subprocess.run([base, "-m", "venv", str(VENV)], check=True)
+        subprocess.run([base, "-m", "venv", "--clear", str(VENV)], check=True)
     except subprocess.CalledProcessError as exc:
         raise InstallError(f"python -m venv ended with exit code {exc.returncode}") from exc
 

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
+import os
+import shutil
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +24,6 @@ from agent_r1.config import checks as config_checks
 from agent_r1.config.models import fetch_models, model_variables, with_models
 from agent_r1.config.run import Config, ConfigError, write_config
 from agent_r1.config.sources import quoted
-from agent_r1.launch.local_folder import claim_run_folder, launcher_state
 from agent_r1.launch.local_result import (
     EXIT_OF_STATUS,
     note_failure,
@@ -41,10 +43,14 @@ from agent_r1.runtime.config import RunConfig
 from agent_r1.runtime.exit_status import EXIT_FAILED, EXIT_INTERRUPTED
 from agent_r1.runtime.files.conditions import Condition, append_condition, close_left_open
 from agent_r1.runtime.files.dead_letters import load_letters, save_letters
+from agent_r1.runtime.files.private import private_folder, write_private
 from agent_r1.runtime.files.run_folder import (
     CONDITIONS_FILE,
     CONFIG_FILE,
+    LAUNCHER_FILE,
+    LIVE_DIR,
     LOGS_DIR,
+    run_folder_problem,
     running_launcher,
 )
 from agent_r1.runtime.logs import make_formatter
@@ -81,6 +87,44 @@ class Interrupts:
             "stopping; the learner writes a checkpoint (interrupt again to kill everything at once)"
         )
         self.asked.set()
+
+
+def claim_run_folder(folder: Path, *, resume: bool) -> None:
+    """Create the run folder, or make sure that it can be resumed.
+
+    Raises:
+        ConfigError: it is not empty, holds nothing to resume, or its run is still running.
+    """
+    problem = run_folder_problem(folder, resume=resume)
+    if problem is not None:
+        raise ConfigError(problem)
+    try:
+        private_folder(folder)
+        (folder / LOGS_DIR).mkdir(exist_ok=True)
+    except OSError as exc:
+        raise ConfigError(
+            f"cannot create the run folder {folder}: {exc.strerror}; name another with --run-dir"
+        ) from exc
+
+
+@contextlib.contextmanager
+def launcher_state(folder: Path) -> Iterator[Path]:
+    """Make a private folder for this start in the run folder, and say there where it is."""
+    state_dir = folder.absolute() / LIVE_DIR
+    shutil.rmtree(state_dir, ignore_errors=True)  # of a launcher that was killed
+    private_folder(state_dir)
+    values = {
+        "pid": os.getpid(),
+        "command": Path("/proc/self/cmdline").read_bytes().decode(errors="replace"),
+        "state_dir": str(state_dir),
+        "started_at": time.time(),
+    }
+    write_private(folder / LAUNCHER_FILE, json.dumps(values, indent=2) + "\n")
+    try:
+        yield state_dir
+    finally:
+        (folder / LAUNCHER_FILE).unlink(missing_ok=True)
+        shutil.rmtree(state_dir, ignore_errors=True)
 
 
 async def _claim_run_id(broker: Broker, config: Config, report: Callable[[str], None]) -> None:
@@ -147,17 +191,23 @@ async def cancel_all(*tasks: asyncio.Future[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _save_dead_letters(url: str, config: Config, folder: Path) -> int:
-    """Keep what could not be processed; return how many there are."""
+async def _save_dead_letters(
+    url: str, config: Config, folder: Path, report: Callable[[str], None]
+) -> None:
+    """Keep what could not be processed, and say so; `url` is "" where Redis did not come up."""
+    if not url:
+        return
     try:
         async with asyncio.timeout(DEAD_LETTERS_TIMEOUT_S):
             async with await Broker.connect(url, config.run.id) as broker:
                 letters = await broker.dead_letters()
     except (TimeoutError, OSError) as exc:
         logger.warning("dead letters not saved error=%r", exc)
-        return 0
+        return
     save_letters(folder, letters)
-    return len(load_letters(folder))
+    if count := len(load_letters(folder)):
+        listing = f"{program('agent-r1')} status {quoted(folder)}"
+        report(f"!! {count} dead letters: {listing}")
 
 
 async def leave_shared_redis(config: Config) -> None:
@@ -209,6 +259,21 @@ def open_folder(config: Config, folder: Path) -> dict[str, str]:
     return secrets
 
 
+@contextlib.asynccontextmanager
+async def watched(
+    services: LocalServices, config: Config, note: Callable[[Condition], None]
+) -> AsyncIterator[None]:
+    """Watch services while the block lasts; then stop them, and leave a shared Redis as it was."""
+    watching = asyncio.create_task(Watch(services, config.run.id, note).watch_forever())
+    try:
+        yield
+    finally:
+        await cancel_all(watching)
+        await asyncio.shield(services.stop())
+        if services.holds_run_id:
+            await leave_shared_redis(config)
+
+
 def run_services(
     config: Config,
     folder: Path,
@@ -231,14 +296,13 @@ def run_services(
     Raises:
         ServiceError: a service did not come up, or died too often; the text says which and why.
     """
-    with launcher_state(folder) as state_dir:
-        return asyncio.run(_run_services(config, folder, state_dir, secrets, work, view))
+    with launcher_state(folder):
+        return asyncio.run(_run_services(config, folder, secrets, work, view))
 
 
 async def _run_services(
     config: Config,
     folder: Path,
-    state_dir: Path,
     secrets: dict[str, str],
     work: Callable[[LocalServices], Coroutine[Any, Any, None]],
     view: View,
@@ -246,19 +310,12 @@ async def _run_services(
     # Not at the top: clients of the services need no web framework.
     from agent_r1.launch.local_metrics import launcher_server
 
-    services = LocalServices(
-        config,
-        config_file=folder / CONFIG_FILE,
-        state_dir=state_dir,
-        log_dir=folder / LOGS_DIR,
-        secrets=secrets,
-        report=view.event,
-    )
+    services = LocalServices(config, folder=folder, secrets=secrets, report=view.event)
     supervisor = services.supervisor
     interrupts = Interrupts(supervisor.kill, view.event)
     asked = asyncio.create_task(interrupts.asked.wait())
     over = asyncio.create_task(supervisor.wait())
-    watching = asyncio.create_task(view.follow(supervisor.starting))
+    following = asyncio.create_task(view.follow(supervisor.starting))
 
     close_left_open(folder / CONDITIONS_FILE, "launcher")
 
@@ -267,24 +324,19 @@ async def _run_services(
         with contextlib.suppress(OSError):  # a full disk is no reason to watch no longer
             append_condition(folder / CONDITIONS_FILE, condition)
 
-    watch = asyncio.create_task(Watch(services, config.run.id, note).watch_forever())
-    working = asyncio.create_task(work(services))
     try:
-        async with launcher_server(services.served(), supervisor):
-            await first_of(working, over, asked)
+        async with watched(services, config, note):
+            working = asyncio.create_task(work(services))
+            try:
+                async with launcher_server(services.served(), supervisor):
+                    await first_of(working, over, asked)
+            finally:
+                await cancel_all(working)
+                await _save_dead_letters(services.redis_url, config, folder, view.event)
+                if not asked.done():  # else the first interrupt has said it
+                    view.event("stopping the services")
     finally:
-        await cancel_all(working, watch)
-        if services.redis_url:
-            num_letters = await _save_dead_letters(services.redis_url, config, folder)
-            if num_letters:
-                listing = f"{program('agent-r1')} status {quoted(folder)}"
-                view.event(f"!! {num_letters} dead letters: {listing}")
-        if not asked.done():  # else the first interrupt has said it
-            view.event("stopping the services")
-        await services.stop()
-        if services.holds_run_id:
-            await leave_shared_redis(config)
-        await cancel_all(watching, over, asked)
+        await cancel_all(following, over, asked)
         view.close()
     return interrupts.asked.is_set()
 

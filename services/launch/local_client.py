@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,18 +20,18 @@ from agent_r1.config.models import fetch_models, model_variables
 from agent_r1.config.placement import PlacementConfig
 from agent_r1.config.run import Config, write_config
 from agent_r1.config.sources import Key
-from agent_r1.launch.failure_text import failure_text, log_of
 from agent_r1.launch.local import (
     LAUNCHER_LOG,
     cancel_all,
     first_of,
-    leave_shared_redis,
     log_to,
     prepare_redis,
+    watched,
 )
 from agent_r1.launch.local_services import LocalServices, cache_folder
-from agent_r1.launch.local_watch import Watch
+from agent_r1.launch.local_view import failure_text, log_of
 from agent_r1.launch.supervisor import ServiceError, Supervisor
+from agent_r1.runtime.config import RunConfig
 from agent_r1.runtime.files.own_folder import OwnFolder
 from agent_r1.runtime.files.private import private_folder
 from agent_r1.runtime.files.run_folder import CLIENTS_DIR, CONFIG_FILE, LIVE_DIR, LOGS_DIR
@@ -72,8 +72,43 @@ async def serving(
     else:
         models = await asyncio.to_thread(fetch_models, config, report)
     with work_folder(config) as (work_dir, shown):
-        async with _serving(config, work_dir, models, report, only_tools, shown) as served:
-            yield served
+        own = _own_config(config, work_dir)
+        (work_dir / LIVE_DIR).mkdir(mode=0o700)
+        log_dir = work_dir / LOGS_DIR
+        log_dir.mkdir()
+        secrets = {**write_config(own, work_dir / CONFIG_FILE), **model_variables(models)}
+        with _logging_to(log_dir / LAUNCHER_LOG, own.run):
+            services = LocalServices(
+                own, folder=work_dir, secrets=secrets, report=report, trains=False
+            )
+            async with watched(services, own, lambda condition: report(condition.text())):
+                await prepare_redis(services, own, report, learner=False)
+                if only_tools:
+                    await services.start_tools()
+                else:
+                    report("starting tools, reward and rollout")
+                    await services.start_all(learner=False, resume=False)
+                served = services.served()
+                async with failures_shown(served, log_dir, report, shown):
+                    yield served, services.supervisor
+
+
+@contextlib.contextmanager
+def _logging_to(file: Path, run: RunConfig) -> Iterator[None]:
+    handler = log_to(file, run)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+        handler.close()
+
+
+def _own_config(config: Config, work_dir: Path) -> Config:
+    """Return the configuration of a client's services: another run, in a folder of its own."""
+    suffix = f"-client-{os.getpid()}"
+    run_id = config.run.id[: RUN_ID_LENGTH - len(suffix)] + suffix
+    run = config.run.model_copy(update={"id": run_id, "dir": work_dir})
+    return config.model_copy(update={"run": run})
 
 
 @contextlib.contextmanager
@@ -104,57 +139,6 @@ def work_folder(config: Config) -> Iterator[tuple[Path, set[str]]]:
             folder.remove()
         with contextlib.suppress(OSError):
             parent.rmdir()  # unless others are there
-
-
-@contextlib.asynccontextmanager
-async def _serving(
-    config: Config,
-    work_dir: Path,
-    models: Mapping[Key, Path],
-    report: Callable[[str], None],
-    only_tools: bool,
-    shown: set[str],
-) -> AsyncIterator[tuple[Config, Supervisor]]:
-    suffix = f"-client-{os.getpid()}"
-    run = config.run.model_copy(
-        update={"id": config.run.id[: RUN_ID_LENGTH - len(suffix)] + suffix, "dir": work_dir}
-    )
-    own = config.model_copy(update={"run": run})
-    state_dir = work_dir / LIVE_DIR
-    state_dir.mkdir(mode=0o700)
-    log_dir = work_dir / LOGS_DIR
-    log_dir.mkdir()
-    handler = log_to(log_dir / LAUNCHER_LOG, own.run)
-    services = LocalServices(
-        own,
-        config_file=work_dir / CONFIG_FILE,
-        state_dir=state_dir,
-        log_dir=log_dir,
-        secrets={**write_config(own, work_dir / CONFIG_FILE), **model_variables(models)},
-        report=report,
-        trains=False,
-    )
-    try:
-        await prepare_redis(services, own, report, learner=False)
-        if only_tools:
-            await services.start_tools()
-        else:
-            report("starting tools, reward and rollout")
-            await services.start_all(learner=False, resume=False)
-        served = services.served()
-        watch = Watch(services, own.run.id, lambda condition: report(condition.text()))
-        watching = asyncio.create_task(watch.watch_forever())
-        try:
-            async with failures_shown(served, log_dir, report, shown):
-                yield served, services.supervisor
-        finally:
-            await cancel_all(watching)
-    finally:
-        await asyncio.shield(services.stop())
-        if services.holds_run_id:
-            await leave_shared_redis(own)
-        logging.getLogger().removeHandler(handler)
-        handler.close()
 
 
 def _without_models(config: Config) -> Config:

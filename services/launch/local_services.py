@@ -24,12 +24,14 @@ from agent_r1.config.sources import ENV_PREFIX
 from agent_r1.launch import local_redis
 from agent_r1.launch.local_scorers import describe, scorer_servers
 from agent_r1.launch.service import ServiceSpec
-from agent_r1.launch.supervisor import RestartPolicy, ServiceError, Supervisor
+from agent_r1.launch.supervisor import ServiceError, Supervisor
 from agent_r1.runtime.config import REDIS_PASSWORD_VARIABLE, split_password
 from agent_r1.runtime.exit_status import EXIT_LOSSES
 from agent_r1.runtime.files.own_folder import OwnFolder
 from agent_r1.runtime.files.private import write_private
 from agent_r1.runtime.files.run_folder import (
+    CONFIG_FILE,
+    LIVE_DIR,
     LOGS_DIR,
     REDIS_PASSWORD_FILE,
     REDIS_URL_FILE,
@@ -83,9 +85,7 @@ class LocalServices:
         self,
         config: Config,
         *,
-        config_file: Path,
-        state_dir: Path,
-        log_dir: Path,
+        folder: Path,
         secrets: Mapping[str, str],
         report: Callable[[str], None],
         trains: bool = True,
@@ -94,10 +94,9 @@ class LocalServices:
 
         Args:
             config: the configuration of the run.
-            config_file: the same as a file, without its secrets; every service reads it.
-            state_dir: private folder of this start, for announcements and passwords.
-            log_dir: folder of the logs.
-            secrets: environment variables that hold what config_file leaves out.
+            folder: has the same as `config.json`, without its secrets, which every service reads;
+                `logs/`; and `live/`, private to this start, for announcements and passwords.
+            secrets: environment variables that hold what config.json leaves out.
             report: called with each line the user must see.
             trains: a learner will be started.
 
@@ -105,8 +104,8 @@ class LocalServices:
             ValueError: this machine lacks what `[placement]` names.
         """
         self._config = config
-        self._config_file = config_file
-        self._state_dir = state_dir
+        self._config_file = folder / CONFIG_FILE
+        self._state_dir = folder.absolute() / LIVE_DIR
         # Redis's is passed on in a file; see `_redis_environment`.
         self._secrets = {n: text for n, text in secrets.items() if n != REDIS_URL_VARIABLE}
         self._report = report
@@ -114,7 +113,7 @@ class LocalServices:
         self._placement = place(config, num_gpus=num_gpus, trains=trains)
         self._scorers = scorer_servers(config, num_gpus)
         self._own_temporary: OwnFolder | None = None
-        self._token_file = state_dir / TOKEN_FILE
+        self._token_file = self._state_dir / TOKEN_FILE
         write_token(config.run, self._token_file)
         self.redis_url = ""
         """Set once Redis answers."""
@@ -126,8 +125,9 @@ class LocalServices:
         """Set once the reward service is up."""
         placement = config.placement
         self.supervisor = Supervisor(
-            log_dir,
-            policy=RestartPolicy(placement.max_restarts, placement.restart_window_s),
+            folder / LOGS_DIR,
+            max_restarts=placement.max_restarts,
+            restart_window_s=placement.restart_window_s,
             report=report,
             environment=self._base_environment(),
             explained=self._count_deadly,
@@ -259,7 +259,7 @@ class LocalServices:
             ServiceError: the learner did not come up; `supervisor.wait` raises what comes later.
         """
         learner = dataclasses.replace(
-            self._learner(resume, folder / self._config_file.name),
+            self._learner(resume, folder / CONFIG_FILE),
             ends_run=False,
             is_job=True,
             log_dir=folder / LOGS_DIR,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import statistics
 import sys
@@ -17,16 +18,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from rich.cells import cell_len
-from rich.console import Console, Group
+from rich.columns import Columns
+from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from agent_r1.config.run import Config
 from agent_r1.config.sources import at_hand, quoted
 from agent_r1.evaluation.score_names import ScoreNames
-from agent_r1.launch.failure_text import failure_text, log_of
 from agent_r1.learner.prompts import PromptOrder
 from agent_r1.runtime.durations import format_duration
 from agent_r1.runtime.files.conditions import Condition
@@ -43,6 +42,14 @@ from agent_r1_proto.failures import Failure
 UPDATE_S = 0.5
 STEPS_FOR_ETA = 10
 COLUMN_GAP = 2
+INDENT = "   "
+SHOWN_LINES = 12
+"""Lines of a reason that are shown: its first, and the last ones of its traceback."""
+
+_HEADINGS = {
+    "tools": "first error of its kind from a tool (the model reads it as text)",
+    "evaluation": "first failure of its kind in the evaluation",
+}
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
@@ -159,25 +166,10 @@ def in_line(values: Sequence[tuple[str, str]]) -> str:
     return "  ".join(f"{name} {value}" for name, value in values)
 
 
-def in_columns(values: Sequence[tuple[str, str]], width: int) -> Group:
+def in_columns(values: Sequence[tuple[str, str]]) -> Columns:
     """Render names over values, in as many rows as the width asks for."""
-    rows: list[list[tuple[str, str]]] = [[]]
-    room = width
-    for name, value in values:
-        needed = max(cell_len(name), cell_len(value)) + COLUMN_GAP
-        if needed > room and rows[-1]:
-            rows.append([])
-            room = width
-        rows[-1].append((name, value))
-        room -= needed
-    return Group(*(_columns(row) for row in rows))
-
-
-def _columns(values: Sequence[tuple[str, str]]) -> Table:
-    table = Table.grid(padding=(0, COLUMN_GAP, 0, 0))
-    table.add_row(*(Text(name, style="dim") for name, _ in values))
-    table.add_row(*(Text(value, style="bold") for _, value in values))
-    return table
+    cells = [Text.assemble((name, "dim"), "\n", (value, "bold")) for name, value in values]
+    return Columns(cells, padding=(0, COLUMN_GAP, 0, 0))
 
 
 def total_steps(config: Config) -> int:
@@ -265,10 +257,10 @@ class TrainingView:
     def _values(self, metrics: dict[str, Any]) -> list[tuple[str, str]]:
         return step_values(metrics, self._names, self._total, self._left_s(metrics))
 
-    def _below(self) -> Group | Text:
+    def _below(self) -> Columns | Text:
         if self._latest is None:
             return Text(f"{self._status} … {format_duration(time.monotonic() - self._started)}")
-        return in_columns(self._values(self._latest), self._console.width)
+        return in_columns(self._values(self._latest))
 
     def close(self) -> None:
         """Show what came last, and leave the terminal as it was."""
@@ -316,6 +308,27 @@ def first_failure(record: dict[str, Any], folder: Path) -> str:
             f"nothing, if the model should learn from it; `{command} show {run}` prints the calls"
         )
     return failure_text(one, log=str(at_hand(log_of(folder / LOGS_DIR, one))), next_step=step)
+
+
+def failure_text(one: Failure, *, log: str, next_step: str) -> str:
+    """Render the first failure of a kind; every line of it stays on the terminal."""
+    heading = _HEADINGS.get(one.where, f"first failure of its kind in {one.where}")
+    first, *rest = one.reason.splitlines() or ["no reason given"]
+    rest = [line for line in rest if line != first]
+    if len(rest) >= SHOWN_LINES:
+        rest = ["…", *rest[-SHOWN_LINES + 2 :]]
+    sample = f"sample {one.rollout_id}; " if one.rollout_id else ""
+    lines = [f"!! {heading}: {first}", *rest, f"{sample}log: {log}", f"next: {next_step}"]
+    return f"\n{INDENT}".join(lines)
+
+
+def log_of(log_dir: Path, one: Failure) -> Path:
+    """Return the log that says more about a failure: that of the tool it names, or the service."""
+    logs = {path.stem: path for path in sorted(log_dir.glob("*.log"))}
+    words = re.findall(r"[\w-]+", one.kind)
+    tools = [log for name, log in logs.items() if name in words and words[0].startswith("tool")]
+    services = [log for name, log in logs.items() if name.startswith(one.where)]
+    return next(iter(tools + services), log_dir)
 
 
 def program(name: str) -> str:

@@ -47,14 +47,6 @@ class ServiceError(RuntimeError):
     """A service could not be started, or died too often; says which, why and where its log is."""
 
 
-@dataclass(frozen=True)
-class RestartPolicy:
-    """How often a service may die before the run is given up."""
-
-    max_restarts: int = 6
-    window_s: float = 1800.0
-
-
 def _full_disk(folder: Path) -> str | None:
     """Say that the disk of a folder is full, so that not even a log can be written; None else."""
     if free_bytes(folder) >= LEAST_FREE_BYTES and not out_of_inodes(folder):
@@ -85,7 +77,8 @@ class Supervisor:
         self,
         log_dir: Path,
         *,
-        policy: RestartPolicy | None = None,
+        max_restarts: int = 6,
+        restart_window_s: float = 1800.0,
         report: Callable[[str], None] | None = None,
         environment: Mapping[str, str] | None = None,
         explained: Callable[[], Awaitable[int]] | None = None,
@@ -94,7 +87,8 @@ class Supervisor:
 
         Args:
             log_dir: gets the services' logs.
-            policy: of restarts.
+            max_restarts: deaths of a service within the window, after which the run is given up.
+            restart_window_s: length of the window, in seconds.
             report: called with each line the user must see.
             environment: of the services; None: that of this process.
             explained: returns how many entries have been found out to end processes; with one more,
@@ -103,7 +97,8 @@ class Supervisor:
         self._explained = explained
         self._environment = dict(os.environ if environment is None else environment)
         self._log_dir = log_dir
-        self._policy = policy or RestartPolicy()
+        self._max_restarts = max_restarts
+        self._restart_window_s = restart_window_s
         self._report = report or (lambda line: None)
         self._services: dict[str, ServiceProcess] = {}
         self._expected: list[str] = []
@@ -322,7 +317,7 @@ class Supervisor:
                 why = service.complaint().partition("\n")[0] or service.describe_exit(code)
                 self._report(
                     f"!! {service.spec.name} died ({why}); restarting it, "
-                    f"{len(service.deaths)} of {self._policy.max_restarts} "
+                    f"{len(service.deaths)} of {self._max_restarts} "
                     f"(log: {service.log_file})"
                 )
                 await asyncio.sleep(RESTART_DELAY_S)
@@ -336,11 +331,11 @@ class Supervisor:
             service.deaths.clear()
         service.explained = max(explained, service.explained)
         service.deaths.append(now)
-        while service.deaths[0] < now - self._policy.window_s:
+        while service.deaths[0] < now - self._restart_window_s:
             service.deaths.popleft()
         return (
             code not in (EXIT_REASON, EXIT_CANNOT_START)
-            and len(service.deaths) <= self._policy.max_restarts
+            and len(service.deaths) <= self._max_restarts
         )
 
     @asynccontextmanager

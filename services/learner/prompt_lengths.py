@@ -24,9 +24,6 @@ from agent_r1.runtime.files.tasks import (
 )
 from agent_r1.runtime.imports import quick_imports
 from agent_r1_proto.tasks import Task
-from agent_r1.text.chat_template import render_calls, template_message
-from agent_r1.text.control_tokens import ControlTokens, as_json, unused_word
-from agent_r1_proto.tasks import ChatMessage, Role, Task
 
 if TYPE_CHECKING:
     from agent_r1.text.chat_format import ChatFormat, OutsideMessage

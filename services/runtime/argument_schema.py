@@ -10,7 +10,8 @@ import logging
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
+from graphlib import CycleError, TopologicalSorter
+from itertools import islice, pairwise
 from typing import Any
 
 import jsonschema
@@ -160,49 +161,37 @@ def _target_problem(reference: str, resolver: Any) -> str | None:
 
 def _circle_problem(schema: Any, root: Resource[Any], resolver: Any) -> SchemaProblem | None:
     """Find references that lead back to where they stand without going into the value."""
-    circle = _Circles(root, resolver).first()
-    if not circle:
+    ways = _ways(root, resolver)
+    try:
+        TopologicalSorter(ways).prepare()
+    except CycleError as exc:
+        circle: list[int] = exc.args[1][::-1]  # it is said from the end to the beginning
+    else:
         return None
     known = dict(_nodes(schema))
-    steps = [(node, (*known.get(id(node), ("...",)), *step)) for node, step in circle]
-    references = [(node, path) for node, path in steps if path[-1] in _REFERENCES]
-    way = " -> ".join(".".join(map(str, ("$", *path))) for _, path in references)
-    node, place = references[-1]
-    return SchemaProblem(
-        place, f"the reference {node[place[-1]]!r} leads back to itself through {way}"
-    )
+    steps = [(ways[at][to], known.get(at, ("...",))) for at, to in pairwise(circle)]
+    references = [(text, (*place, *way)) for (text, way), place in steps if text is not None]
+    through = " -> ".join(".".join(map(str, ("$", *path))) for _, path in references)
+    text, path = references[-1]
+    return SchemaProblem(path, f"the reference {text!r} leads back to itself through {through}")
 
 
-class _Circles:
-    """Looks for schemas that judge a value by judging the same value again, for ever."""
+def _ways(root: Resource[Any], resolver: Any) -> dict[int, dict[int, tuple[str | None, Path]]]:
+    """Return to which schemas each leads that judge the same value, by identity.
 
-    def __init__(self, root: Resource[Any], resolver: Any) -> None:
-        self._resources = list(_resources(root, resolver))
-        self._resolvers = {id(one.contents): where for one, where in self._resources}
-        self._above: dict[int, tuple[Any, Path]] = {}
-        """Schemas by identity, and the way by which each leads to the next."""
-        self._done: set[int] = set()
-
-    def first(self) -> list[tuple[Any, Path]]:
-        """Return the schemas of a circle with the way to the next; [] where there is none."""
-        for one, where in self._resources:
-            if circle := self._follow(one.contents, where):
-                return circle
-        return []
-
-    def _follow(self, node: Any, resolver: Any) -> list[tuple[Any, Path]]:
-        place = id(node)
-        if place in self._above:
-            return list(self._above.values())[list(self._above).index(place) :]
-        if place in self._done or not isinstance(node, dict):
-            return []
-        for way, inner, where in _applied(node, resolver):
-            self._above[place] = node, way
-            if circle := self._follow(inner, self._resolvers.get(id(inner), where)):
-                return circle
-        self._above.pop(place, None)
-        self._done.add(place)
-        return []
+    With each way comes its reference, or None where it is none.
+    """
+    ways: dict[int, dict[int, tuple[str | None, Path]]] = {}
+    found = [(one.contents, where) for one, where in _resources(root, resolver)]
+    for node, where in found:  # grows by what only references lead to
+        if id(node) not in ways:
+            applied = list(_applied(node, where)) if isinstance(node, dict) else []
+            ways[id(node)] = {
+                id(to): (node.get(way[-1]) if way[-1] in _REFERENCES else None, way)
+                for way, to, _ in applied
+            }
+            found += [(inner, there) for _, inner, there in applied]
+    return ways
 
 
 def _applied(node: Any, resolver: Any) -> Iterator[tuple[Path, Any, Any]]:

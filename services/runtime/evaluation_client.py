@@ -71,6 +71,8 @@ OnResult = Callable[[EvalResult], Awaitable[None] | None]
 @dataclass
 class _Question:
     task: Task
+    index: int
+    """Among the questions of one `run`."""
     attempt: int = -1
     """-1 while it was never asked."""
     asked_at: float = 0.0
@@ -144,7 +146,7 @@ class EvalClient:
             One result per task, in the order of `tasks`; those that no service could read, and
             those without an answer within `timeout_s`, have `scored` None.
         """
-        questions = [_Question(task) for task in tasks]
+        questions = [_Question(task, index) for index, task in enumerate(tasks)]
         self._last_letter = await self.broker.newest_dead_letter()
         try:
             async with self.broker.consumer(
@@ -210,18 +212,19 @@ class EvalClient:
         fresh = [q for q in questions if q.attempt < 0]
         if self.max_in_flight is not None:
             fresh = fresh[: max(0, self.max_in_flight - len(waiting))]
-        index_of = {id(question): index for index, question in enumerate(questions)}
-        messages: list[RolloutTask] = []
         for question in [*overdue, *fresh]:
             question.attempt += 1
             question.asked_at = now
-            messages.append(self._message(question, index_of[id(question)]))
         if overdue:
             logger.warning(
                 "asking overdue questions again client_id=%s count=%d",
                 self.client_id,
                 len(overdue),
             )
+        await self._publish([*overdue, *fresh])
+
+    async def _publish(self, questions: Sequence[_Question]) -> None:
+        messages = [self._message(question) for question in questions]
         await self.broker.publish_many(self.broker.keys.tasks, messages)
 
     async def _ask_for_lost(self, questions: list[_Question], lost: LostSamples) -> None:
@@ -229,8 +232,8 @@ class EvalClient:
         now = time.monotonic()
         youngest = now - self.broker.lease_s / 2
         asked = {
-            str(self._key(question, index)): (question, index)
-            for index, question in enumerate(questions)
+            str(self._key(question)): question
+            for question in questions
             if question.open and question.attempt >= 0 and question.asked_at <= youngest
         }
         found = await lost.find(asked)
@@ -238,22 +241,20 @@ class EvalClient:
             return
         logger.warning("asking lost questions again client_id=%s n=%d", self.client_id, len(found))
         await FailureBoard(self.broker).note("evaluation", lost_reason(len(found)))
-        messages: list[RolloutTask] = []
-        for question, index in (asked[key] for key in found):
-            question.asked_at = now
-            messages.append(self._message(question, index))
-        await self.broker.publish_many(self.broker.keys.tasks, messages)
+        for key in found:
+            asked[key].asked_at = now
+        await self._publish([asked[key] for key in found])
 
-    def _key(self, question: _Question, index: int) -> RolloutKey:
+    def _key(self, question: _Question) -> RolloutKey:
         return RolloutKey(
             run_id=self.run_id,
             incarnation=0,
-            group_id=index,
+            group_id=question.index,
             sample_index=0,
             attempt=question.attempt,
         )
 
-    def _message(self, question: _Question, index: int) -> RolloutTask:
+    def _message(self, question: _Question) -> RolloutTask:
         sampling = self.sampling
         if self.seed is not None:
             seed = question_seed(self.seed, question.task)
@@ -261,7 +262,7 @@ class EvalClient:
         if self.greedy_first and ATTEMPT not in question.task.metadata:
             sampling = sampling.model_copy(update={"temperature": 0.0})
         return RolloutTask(
-            key=self._key(question, index),
+            key=self._key(question),
             group_size=1,
             task=question.task,
             purpose="value" if self.decoding and self.decoding.continuations else "eval",

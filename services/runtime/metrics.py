@@ -112,30 +112,8 @@ DISK_FREE = Metric(
 )
 
 
-class _Readings(Collector):
-    """Metrics whose values are read when Prometheus asks."""
-
-    def __init__(self) -> None:
-        self._readers: list[tuple[Metric, Callable[[], Value | None]]] = []
-
-    def add(self, metric: Metric, read: Callable[[], Value | None]) -> None:
-        self._readers.append((metric, read))
-
-    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        for metric, read in self._readers:
-            value = read()
-            kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-            family = kind(metric.name, metric.text, labels=metric.labels)
-            if isinstance(value, Mapping):
-                for labels, one in value.items():
-                    family.add_metric(labels, one)
-            elif value is not None:
-                family.add_metric((), value)
-            yield family
-
-
-class MetricsPage:
-    """The metrics of one process.
+class MetricsPage(Collector):
+    """The metrics of one process; those that have a reader are read when Prometheus asks.
 
     Args:
         service: rollout, reward, tool, learner or launcher.
@@ -145,8 +123,8 @@ class MetricsPage:
     def __init__(self, service: str, folders: Mapping[str, Path] | None = None) -> None:
         disable_created_metrics()  # a second series for each counter that nobody asks for
         self._registry = CollectorRegistry()
-        self._readings = _Readings()
-        self._registry.register(self._readings)
+        self._readers: list[tuple[Metric, Callable[[], Value | None]]] = []
+        self._registry.register(self)
         ProcessCollector(registry=self._registry)
         version = importlib.metadata.version("agent-r1")
         self.read(INFO, lambda: {(service, version): 1.0})
@@ -179,7 +157,20 @@ class MetricsPage:
 
     def read(self, metric: Metric, read: Callable[[], Value | None]) -> None:
         """Add a counter or gauge whose value is read when Prometheus asks; None leaves it out."""
-        self._readings.add(metric, read)
+        self._readers.append((metric, read))
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """Yield the metrics that have a reader, for the registry."""
+        for metric, read in self._readers:
+            value = read()
+            kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+            family = kind(metric.name, metric.text, labels=metric.labels)
+            if isinstance(value, Mapping):
+                for labels, one in value.items():
+                    family.add_metric(labels, one)
+            elif value is not None:
+                family.add_metric((), value)
+            yield family
 
     def text(self) -> bytes:
         """Return everything in Prometheus' text format."""
@@ -189,13 +180,9 @@ class MetricsPage:
         """Let an application answer `GET /metrics`."""
 
         async def metrics() -> Response:
-            return self.response()
+            return Response(self.text(), media_type=CONTENT_TYPE_LATEST)
 
         app.add_api_route("/metrics", metrics, methods=["GET"], response_class=Response)
-
-    def response(self) -> Response:
-        """Return the answer to `GET /metrics`."""
-        return Response(self.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 def scrape_target(url: str, job: str, run: str) -> dict[str, object]:

@@ -6,13 +6,11 @@ every call.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import difflib
 import importlib
 import importlib.util
 import inspect
-import linecache
 import sys
 import sysconfig
 import traceback
@@ -135,65 +133,35 @@ def _why_not(module: str, exc: Exception) -> str:
 
 
 def _unreadable(module: str, exc: Exception) -> str | None:
-    """Say where a module is no UTF-8 text, as which Python reads it."""
-    if not isinstance(exc, SyntaxError | ValueError):
+    """Say which file is no UTF-8 text, as which Python reads code."""
+    if "null byte" not in str(exc) and "codec can't decode" not in str(exc):
         return None
     named = exc.filename if isinstance(exc, SyntaxError) else None
-    for file in [Path(named)] if named else _files_imported(module, exc):
+    for file in [Path(named)] if named else _files_beside(module):
         with contextlib.suppress(OSError):
-            if problem := _text_problem(file, exc):
+            if problem := _text_problem(file):
                 return f"SyntaxError: {file}: {problem}"  # older Pythons: ValueError
     return None
 
 
-def _text_problem(file: Path, exc: Exception) -> str | None:
-    if "codec can't decode" not in str(exc):
-        return null_bytes(file.read_bytes())
+def _text_problem(file: Path) -> str | None:
     try:
         read_text(file)
-    except ValueError as found:
-        return str(found)
-    return None
+    except ValueError as exc:
+        return str(exc)
+    return null_bytes(file.read_bytes())
 
 
-def _files_imported(module: str, exc: Exception) -> Iterator[Path]:
-    """Yield the files that the last line of the user's may have imported."""
-    names = [module]
-    for frame, number in traceback.walk_tb(exc.__traceback__):
-        if _is_of_a_file((frame, number)) and _is_users((frame, number)):
-            line = linecache.getline(frame.f_code.co_filename, number)
-            names += _imported_names(line, frame.f_globals.get("__package__") or "")
-    for name in filter(None, names):
-        yield from _files_of(name)
-
-
-def _files_of(module: str) -> Iterator[Path]:
-    """Yield where a module may be, without importing the packages around it."""
-    top, *inner = module.split(".")
+def _files_beside(module: str) -> Iterator[Path]:
+    """Yield the code of a module's package, or beside it: what it may have imported."""
     try:
-        spec = importlib.util.find_spec(top)
+        spec = importlib.util.find_spec(module.partition(".")[0])
     except (ImportError, ValueError):
         return
-    if spec is not None and spec.origin and not inner:
-        yield Path(spec.origin)
-    for folder in (spec and inner and spec.submodule_search_locations) or ():
-        yield Path(folder, *inner[:-1], f"{inner[-1]}.py")
-        yield Path(folder, *inner, "__init__.py")
-
-
-def _imported_names(line: str, package: str) -> list[str]:
-    """Return the modules that a line of code imports."""
-    try:
-        nodes = list(ast.walk(ast.parse(line.strip())))
-    except SyntaxError:
-        return []
-    names = [one.name for node in nodes if isinstance(node, ast.Import) for one in node.names]
-    for node in nodes:
-        if isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: 1 - node.level or None] if node.level else []
-            base = ".".join([*above, *filter(None, [node.module])])
-            names += [base, *(f"{base}.{one.name}" for one in node.names)]
-    return names
+    for folder in (spec and spec.submodule_search_locations) or ():
+        yield from sorted(Path(folder).rglob("*.py"))
+    if spec is not None and spec.origin:
+        yield from sorted(Path(spec.origin).parent.glob("*.py"))
 
 
 def _moved(module: str | None) -> str | None:

@@ -2,7 +2,7 @@
 
 chat_format.py asks whether earlier turns are rendered as they were written, once there are later
 ones: many templates remove the thinking of earlier turns, some at every reply, some only at a
-message of the user. main.py and `agent-r1 config check` ask whether calls are written in the format
+message of the user. main.py and `agent-r1 check` ask whether calls are written in the format
 that they are read in: a template that tells the model another one yields a policy that never calls
 a tool.
 """

@@ -10,22 +10,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
 from urllib.parse import urlsplit
 
 import httpx
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import FileResponse, Response
+from starlette.types import Message, Receive, Scope, Send
 
 from agent_r1.runtime.files.own_folder import OwnFolder, remove_left_behind
 from agent_r1.runtime.files.room import readable_size, require_room
 from agent_r1.runtime.files.writing import write_atomically
+from agent_r1.runtime.http.api import Route, describe
 from agent_r1.runtime.http.token import RunToken
-from agent_r1.weights.chunks import PartialFile, TransferError, hash_chunks, reserve
-from agent_r1.weights.download import Download, pull_client
+from agent_r1.weights.download import (
+    Download,
+    PartialFile,
+    TransferError,
+    hash_chunks,
+    pull_client,
+    reserve,
+)
 from agent_r1.weights.manifest import (
     MAX_MANIFEST_BYTES,
     Fetcher,
@@ -35,8 +47,8 @@ from agent_r1.weights.manifest import (
     manifest_location,
     parse_manifest,
 )
-from agent_r1.weights.served_files import ContentFiles, WeightFiles, file_url
 from agent_r1_proto.registry import Registry
+from agent_r1_proto.run_bundle import FILE_PATH
 from agent_r1_proto.weights import (
     DELTA_FILE,
     MANIFEST_FILE,
@@ -51,7 +63,102 @@ logger = logging.getLogger(__name__)
 
 ROOM_REMEDY = "set rollout.weights_dir to a folder with room for two versions"
 
+WEIGHTS_PATH = "/weights/files/{version}/{name}"
 _PREFIX = "agent_r1_weights_"
+_ONE_RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})")
+_FILE_ERRORS = {
+    "206": "The range that the request names.",
+    "400": "The range is malformed.",
+    "404": "The file, or this range of it, is not here.",
+    "416": "The file has no such range.",
+}
+
+
+def file_url(base_url: str, policy_version: int, name: str) -> str:
+    """Return where a service serves a file of a version."""
+    return base_url.rstrip("/") + WEIGHTS_PATH.format(version=policy_version, name=name)
+
+
+class _FileAnswer(FileResponse):
+    """A file that is sent in larger pieces than usual, and counted."""
+
+    chunk_size = 1 << 20
+
+    def __init__(self, path: Path, count: Callable[[int], None]) -> None:
+        super().__init__(path, media_type="application/octet-stream", stat_result=os.stat(path))
+        self._count = count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def counted(message: Message) -> None:
+            await send(message)
+            self._count(len(message.get("body", b"")))
+
+        await super().__call__(scope, receive, counted)
+
+
+@dataclass(frozen=True)
+class _ServedFile:
+    path: Path
+    holds: Callable[[int, int], bool] | None
+
+
+class ServedFiles:
+    """Files that a service serves, whole or by ranges; no other file is ever read.
+
+    A key is (version, name) for weights, and (SHA-256,) for what joining services need.
+    """
+
+    def __init__(self) -> None:
+        self.bytes_out = 0
+        """Bytes of files sent so far."""
+        self._files: dict[tuple[int | str, ...], _ServedFile] = {}
+
+    def add(
+        self, *key: int | str, path: Path, holds: Callable[[int, int], bool] | None = None
+    ) -> None:
+        """Serve a file.
+
+        Args:
+            key: of the file.
+            path: of the file.
+            holds: says of a file that is not complete whether bytes [start, end) are there.
+        """
+        self._files[key] = _ServedFile(path, holds)
+
+    def remove(self, version: int) -> None:
+        """Serve no file of a version any more; who reads one already may read to its end."""
+        self._files = {key: file for key, file in self._files.items() if key[0] != version}
+
+    def add_weights_route(self, app: FastAPI) -> None:
+        """Serve files of weight versions in an application."""
+
+        @app.get(WEIGHTS_PATH, response_class=FileResponse)  # of a type by the file's name
+        async def weight_file(version: int, name: str, request: Request) -> Response:
+            return self._answer((version, name), request)
+
+        describe(app, (Route(WEIGHTS_PATH, "get", errors=_FILE_ERRORS),))
+
+    def add_run_route(self, app: FastAPI) -> None:
+        """Serve files of the run in an application."""
+
+        @app.get(FILE_PATH, response_class=FileResponse)
+        async def run_file(sha256: str, request: Request) -> Response:
+            return self._answer((sha256,), request)
+
+        describe(app, (Route(FILE_PATH, "get", errors=_FILE_ERRORS),))
+
+    def _answer(self, key: tuple[int | str, ...], request: Request) -> Response:
+        file = self._files.get(key)
+        if file is None or not file.path.is_file():
+            raise HTTPException(404, "this file is not here")
+        if file.holds is not None:
+            wanted = _ONE_RANGE.fullmatch(request.headers.get("range", ""))
+            if wanted is None or not file.holds(int(wanted[1]), int(wanted[2]) + 1):
+                raise HTTPException(404, "this range of the file is not here yet")
+        return _FileAnswer(file.path, self._count)
+
+    def _count(self, sent: int) -> None:
+        self.bytes_out += sent
 
 
 class Server(Protocol):
@@ -77,14 +184,14 @@ class HttpTransport(Transport):
         self._deltas = 0
         """Versions with a delta since the last one without."""
         self._bytes_taken = 0
-        self.files = WeightFiles()
-        self.run_files = ContentFiles()
-        """Files for services that join the run."""
+        self.files = ServedFiles()
+        self.run_files = ServedFiles()
+        """Files for services that join the run, which `take_bytes_sent` does not count."""
 
     async def __aenter__(self) -> Self:
         """Add the routes, which end with the server."""
-        self.files.add_route(self._server.app)
-        self.run_files.add_route(self._server.app)
+        self.files.add_weights_route(self._server.app)
+        self.run_files.add_run_route(self._server.app)
         return self
 
     async def publish(self, policy_version: int, directory: Path) -> Published:
@@ -97,7 +204,7 @@ class HttpTransport(Transport):
         self._deltas = 0 if manifest.delta is None else self._deltas + 1
         self._previous = directory
         for name in (MANIFEST_FILE, SNAPSHOT_FILE, *((DELTA_FILE,) if manifest.delta else ())):
-            self.files.add(policy_version, directory / name)
+            self.files.add(policy_version, name, path=directory / name)
         logger.info(
             "weights are served policy_version=%d dense_bytes=%d delta_bytes=%s",
             policy_version,
@@ -114,7 +221,8 @@ class HttpTransport(Transport):
 
     def serve(self, paths: Mapping[str, Path]) -> str:
         """See `Transport.serve`."""
-        self.run_files.add(paths)
+        for sha256, path in paths.items():
+            self.run_files.add(sha256, path=path)
         return self._server.url
 
     def withdraw(self, policy_version: int) -> None:
@@ -212,12 +320,8 @@ class HttpFetcher(Fetcher):
         """The version asked for last, and its file."""
         self._complete: int | None = None
         """The last complete version."""
-        self.files = WeightFiles()
+        self.files = ServedFiles()
         """Files that other servers may take from this one."""
-
-    async def __aenter__(self) -> Self:
-        """Return the fetcher."""
-        return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         """Close connections and remove the folder."""
@@ -226,7 +330,7 @@ class HttpFetcher(Fetcher):
 
     def add_routes(self, app: FastAPI) -> None:
         """Serve what is here to the other servers."""
-        self.files.add_route(app)
+        self.files.add_weights_route(app)
 
     def check_location(self, location: str) -> None:
         """See `Fetcher.check_location`."""
@@ -296,7 +400,7 @@ class HttpFetcher(Fetcher):
         path = self._path(version).with_name(name)
         path.parent.mkdir(exist_ok=True)
         file = PartialFile(path, size_bytes, chunks, ROOM_REMEDY)
-        self.files.add(version, path, file.holds)
+        self.files.add(version, name, path=path, holds=file.holds)
         return file
 
     async def _pull_delta(self, newest: NewestVersion, manifest: WeightManifest) -> bool:
@@ -327,7 +431,7 @@ class HttpFetcher(Fetcher):
         reserve(target, manifest.size_bytes, ROOM_REMEDY)
         base = self._path(delta.base_version)
         apply_delta(base, path, delta.frames, manifest.tensors, target)
-        self.files.add(manifest.policy_version, target)
+        self.files.add(manifest.policy_version, SNAPSHOT_FILE, path=target)
 
     def _path(self, version: int) -> Path:
         return self._folder.path / f"v{version}" / SNAPSHOT_FILE

@@ -23,7 +23,7 @@ from agent_r1.learner.config import LearnerConfig
 from agent_r1.runtime.config import ListenConfig
 from agent_r1.runtime.http.serving import advertised_url, bind, serving
 from agent_r1.runtime.http.token import RunToken, token_headers
-from agent_r1.weights import chunks, download
+from agent_r1.weights import download
 from agent_r1.weights.http import HttpFetcher, HttpTransport, describe_files
 from agent_r1.weights.manifest import WeightsRefusedError
 from agent_r1_proto.registry import RolloutServer
@@ -39,7 +39,7 @@ RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr(download, "CHUNK_BYTES", CHUNK)
 
 
 @pytest.fixture

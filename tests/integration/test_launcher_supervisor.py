@@ -8,8 +8,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -17,7 +18,7 @@ import pytest
 import agent_r1.launch.supervisor
 from agent_r1.launch import service, subreaper
 from agent_r1.launch.service import ServiceSpec, describe_exit
-from agent_r1.launch.supervisor import RESTART_DELAY_S, RestartPolicy, ServiceError, Supervisor
+from agent_r1.launch.supervisor import RESTART_DELAY_S, ServiceError, Supervisor
 
 FAKE_SERVICE = Path(__file__).resolve().parents[1] / "support" / "fake_service.py"
 WAIT_S = 20.0
@@ -34,15 +35,8 @@ class Scene:
         self.journal.touch()
         self.reports: list[str] = []
 
-    def supervisor(
-        self, *, explained: Callable[[], Awaitable[int]] | None = None, **policy: float
-    ) -> Supervisor:
-        return Supervisor(
-            self.folder / "logs",
-            policy=RestartPolicy(**policy),  # pyright: ignore[reportArgumentType]
-            report=self.reports.append,
-            explained=explained,
-        )
+    def supervisor(self, **options: Any) -> Supervisor:
+        return Supervisor(self.folder / "logs", report=self.reports.append, **options)
 
     def spec(self, name: str, *options: str, **changes: object) -> ServiceSpec:
         announce_dir = self.folder / "announce" / name
@@ -257,7 +251,7 @@ async def test_a_service_that_says_why_it_died_is_restarted_with_its_reason(scen
 
 async def test_deaths_outside_the_window_are_forgotten(scene: Scene):
     # The window is shorter than the pause before a restart, so each death is the first one.
-    supervisor = scene.supervisor(max_restarts=1, window_s=RESTART_DELAY_S / 2)
+    supervisor = scene.supervisor(max_restarts=1, restart_window_s=RESTART_DELAY_S / 2)
     await supervisor.start(scene.spec("tool"))
     for _ in range(2):
         num_reports = len(scene.reports)

@@ -41,7 +41,7 @@ from agent_r1.tools.search.config import SearchConfig
 from agent_r1.tools.search.retrieve import add_retrieve
 from agent_r1.tools.search.tool import open_search_tool
 from agent_r1.weights.file import FileFetcher
-from agent_r1.weights.served_files import ContentFiles, WeightFiles
+from agent_r1.weights.http import ServedFiles
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.weights import NewestVersion
@@ -94,8 +94,8 @@ def served(app: contextlib.AbstractAsyncContextManager[FastAPI]) -> Iterator[str
     stop: list[Server] = []
 
     async def serve() -> None:
-        async with app as made:
-            server = Server(http_config(made, listen, TOKEN, lifespan="on"), on_up=up.set)
+        async with app as made, made.router.lifespan_context(made):
+            server = Server(http_config(made, listen, TOKEN), on_up=up.set)
             stop.append(server)
             await server.serve(sockets=[listener])
 
@@ -230,14 +230,13 @@ def conforms(
 @contextlib.asynccontextmanager
 async def weight_files(folder: Path) -> AsyncIterator[FastAPI]:
     app = FastAPI()
-    files = WeightFiles()
+    files = ServedFiles()
     file = folder / "model.safetensors"
     file.write_bytes(b"12345678")
-    files.add(3, file)
-    files.add_route(app)
-    run_files = ContentFiles()
-    run_files.add({RUN_FILE: file})
-    run_files.add_route(app)
+    files.add(3, file.name, path=file)
+    files.add(RUN_FILE, path=file)
+    files.add_weights_route(app)
+    files.add_run_route(app)
     yield app
 
 

@@ -20,8 +20,7 @@ from agent_r1.config.sources import ConfigError, dotted
 from agent_r1.runtime.files.writing import hash_file
 from agent_r1.runtime.fingerprint import package_hash
 from agent_r1.runtime.http.token import TOKEN_SOURCES
-from agent_r1.weights.chunks import PartialFile
-from agent_r1.weights.download import Download
+from agent_r1.weights.download import Download, PartialFile
 from agent_r1_proto.run_bundle import FILE_PATH, BundleFile, JoinOffer, RunBundle
 
 PARALLEL_FILES = 4

@@ -316,12 +316,12 @@ def mcp(arguments: argparse.Namespace) -> int:
         )
     configure_logging(config.run, arguments.tool)
     config_checks.use_plugins(config)
+    from agent_r1.tools.app import ToolService
     from agent_r1.tools.loading import load_tool
-    from agent_r1.tools.main import make_service
     from agent_r1.tools.mcp.server import serve_stdio
 
     async def serve() -> None:
-        await serve_stdio(make_service(load_tool(name, table), table, f"{name}-stdio"))
+        await serve_stdio(ToolService(load_tool(name, table), f"{name}-stdio", table))
 
     asyncio.run(serve())
     return 0

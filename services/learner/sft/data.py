@@ -14,13 +14,12 @@ from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from agent_r1.learner.config import SftConfig, SupervisedConfig
 from agent_r1.learner.engine.interface import TrainSample
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
-from agent_r1.runtime.files.bad_lines import BadLines, first_problem
-from agent_r1.runtime.files.foreign import NotUtf8Error, check_utf8, foreign_format, numbered_lines
+from agent_r1.runtime.files.foreign import BadLines, check_utf8, foreign_format, numbered_lines
 from agent_r1_proto.foreign_messages import own_dialogue
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_proto.tasks import ChatMessage
@@ -102,12 +101,8 @@ def read_lines(path: Path, parse: Callable[[bytes], Parsed], remedy: str) -> lis
             check_utf8(line, path)
             if line.strip():
                 found.append(parse(line))
-        except ValidationError as exc:
-            bad.add(where, first_problem(exc), remedy)
-        except NotUtf8Error as exc:
-            bad.add(where, *exc.args)
         except ValueError as exc:
-            bad.add(where, str(exc))
+            bad.add(where, exc, remedy)
     if bad:
         raise ValueError(bad.text(number))
     return found

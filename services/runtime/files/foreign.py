@@ -1,7 +1,9 @@
-"""Files that users bring: opened plain or gzip-compressed, and called what they are.
+"""Files that users bring: opened plain or gzip-compressed, called what they are, line by line.
 
 The readers of tasks, dialogues, corpora and configurations ask, so that a Parquet file is called
 one and not "invalid JSON", and so that text is read with or without a byte order mark everywhere.
+They read on behind a bad line, so that one look at the message shows whether a single line or the
+whole file has to be mended.
 """
 
 from __future__ import annotations
@@ -9,40 +11,45 @@ from __future__ import annotations
 import codecs
 import functools
 import gzip
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
+from pydantic import ValidationError
+
 FIRST_BYTES = 4096
-MAGIC = {
-    b"PAR1": "a Parquet file",
-    b"ARROW1": "an Arrow file",
-    b"\x1f\x8b": "a gzip file without the suffix .gz",
-    b"\x28\xb5\x2f\xfd": "a Zstandard file",
-    b"PK\x03\x04": "a zip archive or an Excel file",
-    b"SQLite format 3\0": "an SQLite database",
-    b"version https://git-lfs": "a Git LFS pointer and not the file itself",
+CONVERT = "convert it to JSON lines, one object a line"
+_AS_UTF_8 = "save it as UTF-8: iconv -f {name} -t UTF-8 FILE > OUT"
+_UTF_16 = ("UTF-16 text", _AS_UTF_8.format(name="UTF-16"))
+_UTF_32 = ("UTF-32 text", _AS_UTF_8.format(name="UTF-32"))
+FORMATS = {
+    b"PAR1": (
+        "a Parquet file",
+        'convert it: pandas.read_parquet(FILE).to_json(OUT, orient="records", lines=True); '
+        "if it holds tasks, give its name the suffix .parquet instead",
+    ),
+    b"ARROW1": (
+        "an Arrow file",
+        'convert it: pandas.read_feather(FILE).to_json(OUT, orient="records", lines=True)',
+    ),
+    b"\x1f\x8b": ("a gzip file without the suffix .gz", "rename it to .gz"),
+    b"\x28\xb5\x2f\xfd": ("a Zstandard file", "unpack it: zstd -d FILE"),
+    b"PK\x03\x04": ("a zip archive or an Excel file", CONVERT),
+    b"SQLite format 3\0": ("an SQLite database", CONVERT),
+    b"version https://git-lfs": (
+        "a Git LFS pointer and not the file itself",
+        "fetch it: git lfs pull",
+    ),
     # That of UTF-32 begins with that of UTF-16.
-    codecs.BOM_UTF32_LE: "UTF-32 text",
-    codecs.BOM_UTF32_BE: "UTF-32 text",
-    codecs.BOM_UTF16_LE: "UTF-16 text",
-    codecs.BOM_UTF16_BE: "UTF-16 text",
+    codecs.BOM_UTF32_LE: _UTF_32,
+    codecs.BOM_UTF32_BE: _UTF_32,
+    codecs.BOM_UTF16_LE: _UTF_16,
+    codecs.BOM_UTF16_BE: _UTF_16,
 }
-_CONVERT = "save it as UTF-8: iconv -f {name} -t UTF-8 FILE > OUT"
-REMEDIES = {
-    b"PAR1": 'convert it: pandas.read_parquet(FILE).to_json(OUT, orient="records", lines=True); '
-    "if it holds tasks, give its name the suffix .parquet instead",
-    b"ARROW1": 'convert it: pandas.read_feather(FILE).to_json(OUT, orient="records", lines=True)',
-    b"\x1f\x8b": "rename it to .gz",
-    b"\x28\xb5\x2f\xfd": "unpack it: zstd -d FILE",
-    b"version https://git-lfs": "fetch it: git lfs pull",
-    codecs.BOM_UTF32_LE: _CONVERT.format(name="UTF-32"),
-    codecs.BOM_UTF32_BE: _CONVERT.format(name="UTF-32"),
-    codecs.BOM_UTF16_LE: _CONVERT.format(name="UTF-16"),
-    codecs.BOM_UTF16_BE: _CONVERT.format(name="UTF-16"),
-}
+"""What a file is by its first bytes, and what to do."""
 _FROM_SAVED = "convert it: datasets.load_from_disk(FOLDER).to_json(OUT)"
 ENCODINGS = (
     *("cp932", "euc_jp", "cp949", "gb18030", "big5"),
@@ -52,7 +59,80 @@ ENCODINGS = (
 _SAMPLE_BYTES = 65_536
 _READINGS = 3
 _SHOWN_CHARS = 20
-CONVERT = "convert it to JSON lines, one object a line"
+
+
+_BRANCH = re.compile(r"str|list\[.*\]|function-.*")
+"""How pydantic names the branches of a union, which a user did not write."""
+SHOWN = 10
+"""Most bad lines that a message shows."""
+
+
+class LineError(ValueError):
+    """A line that cannot be used; its arguments are the problem and the remedy."""
+
+    def __str__(self) -> str:
+        """Return both."""
+        return "; ".join(self.args)
+
+
+class BadLines:
+    """Collects what is wrong with the lines of one file.
+
+    Args:
+        name: of the file, for the message.
+    """
+
+    def __init__(self, name: object) -> None:
+        self._name = name
+        self._first: list[tuple[str, str, str]] = []
+        self._count = 0
+
+    def __bool__(self) -> bool:
+        """Say whether there are any."""
+        return self._count > 0
+
+    def add(self, where: str, problem: ValueError, remedy: str = "") -> None:
+        """Take up one line.
+
+        Args:
+            where: file and line, or row.
+            problem: what is wrong with it. The remedy of a `LineError` is said once for all lines
+                that have the same.
+            remedy: of lines that do not have the fields they should.
+        """
+        self._count += 1
+        if isinstance(problem, ValidationError):
+            problem = LineError(first_problem(problem), remedy)
+        text, said = problem.args if isinstance(problem, LineError) else (str(problem), "")
+        if len(self._first) < SHOWN:
+            self._first.append((where, text, said))
+
+    def text(self, total: int) -> str:
+        """Return the message.
+
+        Args:
+            total: lines that were read.
+        """
+        lines = [f"{where}: {problem}" for where, problem, _ in self._first]
+        remedies = "".join(f"; {r}" for r in dict.fromkeys(r for *_, r in self._first) if r)
+        if self._count == 1:
+            return lines[0] + remedies
+        left = self._count - len(lines)
+        shown = [*lines, *([f"and {left} more"] if left else [])]
+        head = f"{self._name}: {self._count} of {total} lines cannot be used:"
+        return "\n  ".join([head, *shown]) + remedies
+
+
+def first_problem(exc: ValidationError) -> str:
+    """Return the problem that is deepest in a line, with the names of the fields around it.
+
+    Of a text or a list of messages it says what is wrong in a message, and not that it is no text.
+    """
+    deepest = max(exc.errors(), key=lambda error: len(error["loc"]))
+    names = [str(part) for part in deepest["loc"]]
+    where = ".".join(name for name in names if not _BRANCH.fullmatch(name))
+    message = deepest["msg"].removeprefix("Value error, ")
+    return f"{where}: {message}" if where else message
 
 
 def open_data(path: Path) -> BinaryIO | gzip.GzipFile:
@@ -70,24 +150,16 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             yield number, line.removeprefix(codecs.BOM_UTF8)
 
 
-class NotUtf8Error(ValueError):
-    """Bytes that are not UTF-8 text; its arguments are the problem and the remedy."""
-
-    def __str__(self) -> str:
-        """Return both."""
-        return "; ".join(self.args)
-
-
 def check_utf8(line: bytes, path: Path) -> None:
     """Check that a line of a file is UTF-8 text.
 
     Raises:
-        NotUtf8Error: it is not.
+        LineError: it is not.
     """
     try:
         line.decode()
     except UnicodeDecodeError as exc:
-        raise NotUtf8Error(
+        raise LineError(
             _not_utf8(exc, exc.start), _remedy_of(path, path.stat().st_mtime_ns)
         ) from exc
 
@@ -108,12 +180,12 @@ def read_text(path: Path) -> str:
         raise not_utf8(exc) from exc
 
 
-def not_utf8(exc: UnicodeDecodeError) -> NotUtf8Error:
+def not_utf8(exc: UnicodeDecodeError) -> LineError:
     """Return what to say of the bytes of a whole file that are no UTF-8 text."""
     data = exc.object
     line = data.count(b"\n", 0, exc.start) + 1
     column = exc.start - (data.rfind(b"\n", 0, exc.start) + 1)
-    return NotUtf8Error(f"line {line}: {_not_utf8(exc, column)}", _remedy(data.split(b"\n")))
+    return LineError(f"line {line}: {_not_utf8(exc, column)}", _remedy(data.split(b"\n")))
 
 
 def _not_utf8(exc: UnicodeDecodeError, column: int) -> str:
@@ -179,9 +251,10 @@ def _excerpt(text: str) -> str:
 
 def _marked(data: bytes) -> str | None:
     """Say of which other encoding a byte order mark is; None without such a mark."""
-    marks = (mark for mark, name in MAGIC.items() if name.endswith(" text"))
-    mark = next((mark for mark in marks if data.startswith(mark)), None)
-    return None if mark is None else f"it is {MAGIC[mark]}; {REMEDIES[mark]}"
+    for mark, (name, remedy) in FORMATS.items():
+        if name.endswith(" text") and data.startswith(mark):
+            return f"it is {name}; {remedy}"
+    return None
 
 
 def null_bytes(data: bytes) -> str | None:
@@ -213,9 +286,9 @@ def foreign_format(path: Path) -> str | None:
             start = file.read(FIRST_BYTES).removeprefix(codecs.BOM_UTF8)
     except (OSError, EOFError, zlib.error):
         return None
-    for magic, name in MAGIC.items():
+    for magic, (name, remedy) in FORMATS.items():
         if start.startswith(magic):
-            return f"{path} is {name} and not JSON lines; {REMEDIES.get(magic, CONVERT)}"
+            return f"{path} is {name} and not JSON lines; {remedy}"
     if b"\0" in start:
         return f"{path} is a binary file and not JSON lines; {CONVERT}"
     if start.lstrip().startswith(b"["):

@@ -7,9 +7,11 @@ work: it resumes what was interrupted, and reads HF_ENDPOINT, HF_HOME, HF_TOKEN 
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 from agent_r1.runtime.files.room import readable_size, require_room
 
@@ -75,19 +77,12 @@ def _fetch(
         snapshot_download,  # pyright: ignore[reportUnknownVariableType] - a type of tqdm
     )
 
-    if constants.HF_HUB_OFFLINE:
-        return Path(
-            snapshot_download(
-                name,
-                revision=revision,
-                allow_patterns=files,
-                ignore_patterns=OTHER_FILES,
-                local_files_only=True,
-            )
-        )
-    plan = snapshot_download(
-        name, revision=revision, allow_patterns=files, ignore_patterns=OTHER_FILES, dry_run=True
+    fetch: Callable[..., Any] = functools.partial(
+        snapshot_download, name, allow_patterns=files, ignore_patterns=OTHER_FILES
     )
+    if constants.HF_HUB_OFFLINE:
+        return Path(fetch(revision=revision, local_files_only=True))
+    plan = fetch(revision=revision, dry_run=True)
     if not plan:
         raise HubError(f"{name} has none of the files {', '.join(files)} on the hub")
     missing = [file for file in plan if file.will_download]
@@ -102,13 +97,7 @@ def _fetch(
     blobs = cache / f"models--{name.replace('/', '--')}" / "blobs"
     with _told(name, blobs, size, report):
         # The commit that was planned, though the branch may move meanwhile.
-        folder = snapshot_download(
-            name,
-            revision=plan[0].commit_hash,
-            allow_patterns=files,
-            ignore_patterns=OTHER_FILES,
-        )
-    return Path(folder)
+        return Path(fetch(revision=plan[0].commit_hash))
 
 
 @contextlib.contextmanager

@@ -6,18 +6,17 @@ learner, evaluation and chat read training data and evaluation sets through here
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from pydantic import ValidationError
 from pydantic_core import from_json
 
-from agent_r1.runtime.files.bad_lines import BadLines, first_problem
 from agent_r1.runtime.files.columns import column_json, default_columns, task_fields
 from agent_r1.runtime.files.data_source import DataSource
-from agent_r1.runtime.files.foreign import NotUtf8Error, check_utf8
+from agent_r1.runtime.files.foreign import BadLines, LineError, check_utf8
 from agent_r1.runtime.files.rows import TaskFileError, lines_of, rows_of
 from agent_r1.runtime.files.writing import hash_file
 from agent_r1_proto.parts import ImageRefusedError, text_of
@@ -35,30 +34,14 @@ __all__ = [
 TASK_FIELDS = "`id`, `prompt` and, optionally, `payload`, `tools`, `tool_context`, `metadata`"
 
 
-class Problem(NamedTuple):
-    """Why there is no task in a place."""
-
-    text: str
-    remedy: str = ""
-
-    @classmethod
-    def of(cls, exc: ValueError, remedy: str) -> Problem:
-        """Return what was raised; what is no task gets the remedy."""
-        if isinstance(exc, NotUtf8Error):
-            return cls(*exc.args)
-        if not isinstance(exc, ValidationError):
-            return cls(str(exc))
-        return cls(first_problem(exc), remedy)
+Row = tuple[str, Callable[[], Task], str]
+"""The place of a line or row, what parses it, and what to do where it is no task."""
 
 
-def _lines(source: DataSource) -> Iterator[tuple[str, Task | Problem]]:
+def _lines(source: DataSource) -> Iterator[Row]:
     remedy = "" if source.columns else f"a line is one JSON object with {TASK_FIELDS}"
     for number, (where, line) in enumerate(lines_of(source.source), start=1):
-        try:
-            found = _task_of_line(line, source, number)
-        except ValueError as exc:
-            found = Problem.of(exc, remedy)
-        yield where, found
+        yield where, partial(_task_of_line, line, source, number), remedy
 
 
 def _task_of_line(line: bytes, source: DataSource, number: int) -> Task:
@@ -74,18 +57,18 @@ def _task_of_line(line: bytes, source: DataSource, number: int) -> Task:
     return Task.model_validate(_from_columns(row, source.columns, number))
 
 
-def _rows(source: DataSource) -> Iterator[tuple[str, Task | Problem]]:
+def _rows(source: DataSource) -> Iterator[Row]:
     columns: Mapping[str, str] | None = source.columns or None
     for number, (where, row) in enumerate(rows_of(source), start=1):
         if number == 1 and columns is None:
             columns = default_columns(row)
-        try:
-            fields = row if columns is None else _from_columns(row, columns, number)
-            found = Task.model_validate(column_json(fields))
-        except ValueError as exc:
-            remedy = f"its columns must be {TASK_FIELDS}, or be named in columns"
-            found = Problem.of(exc, "" if columns else remedy)
-        yield where, found
+        remedy = "" if columns else f"its columns must be {TASK_FIELDS}, or be named in columns"
+        yield where, partial(_task_of_row, row, columns, number), remedy
+
+
+def _task_of_row(row: dict[str, Any], columns: Mapping[str, str] | None, number: int) -> Task:
+    fields = row if columns is None else _from_columns(row, columns, number)
+    return Task.model_validate(column_json(fields))
 
 
 def _from_columns(row: Any, columns: Mapping[str, str], number: int) -> dict[str, Any]:
@@ -106,17 +89,19 @@ def numbered_tasks(source: DataSource | Path) -> Iterator[tuple[str, Task]]:
     source = DataSource.model_validate(source) if isinstance(source, Path) else source
     read = _rows(source) if source.is_table else _lines(source)
     bad, place_of, total = BadLines(source), dict[str, str](), 0
-    for where, found in islice(read, source.max_items):
+    for where, parse, remedy in islice(read, source.max_items):
         total += 1
-        if isinstance(found, Problem):
-            bad.add(where, *found)
-        elif found.id in place_of:
-            used = f"id {found.id!r} was used in {place_of[found.id]}"
-            bad.add(where, used, "ids must be unique within a file")
-        else:
-            place_of[found.id] = where
-            if not bad:
-                yield where, found
+        try:
+            task = parse()
+            if task.id in place_of:
+                used = f"id {task.id!r} was used in {place_of[task.id]}"
+                raise LineError(used, "ids must be unique within a file")
+        except ValueError as exc:
+            bad.add(where, exc, remedy)
+            continue
+        place_of[task.id] = where
+        if not bad:
+            yield where, task
     if bad:
         raise TaskFileError(bad.text(total))
     if not place_of:

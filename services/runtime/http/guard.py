@@ -7,7 +7,8 @@ serving.py puts the application of every service behind `HttpGuard`, and its con
   this machine: DNS rebinding): 421 and 403;
 - a request without the run's token, where the service has one: 401. `OPEN_PATHS` need none;
 - a body over `MAX_BODY_BYTES`: 413, and no more of it than the limit is ever held; and one with
-  more values than density.py allows;
+  more values than `MAX_VALUES`, `MAX_CONTAINERS` or `MAX_KEYS`: to read it holds the event loop to
+  its end, which takes seconds for eight MiB of `[],[],…`, or to list millions of wrong values;
 - a body that does not arrive in time: 408; headers that do not: the connection is closed;
 - headers (or what else is no body) over `MAX_HEADER_BYTES`, or more than `MAX_WAITING` requests
   sent ahead of their answers: the connection is closed;
@@ -33,10 +34,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from agent_r1.runtime.config import ListenConfig
-from agent_r1.runtime.http.density import density_problem
 from agent_r1.runtime.http.token import TOKEN_SOURCES, RunToken
 
 MAX_BODY_BYTES = 8 << 20
+MAX_VALUES = 250_000
+"""Most values in one body, by its commas; the longest list of honest callers has the tokens of an
+interaction."""
+MAX_CONTAINERS = 50_000
+"""Most lists and objects in one body, which cost ten times a number."""
+MAX_KEYS = 100_000
+"""Most keys in one body."""
 MAX_CONNECTIONS = 2048
 MAX_OPEN_CONNECTIONS = MAX_CONNECTIONS + 256
 ROOM_SHARE = 8
@@ -110,7 +117,7 @@ class HttpGuard:
             text = f"the body is over the limit of {MAX_BODY_BYTES} bytes; send less per request"
             await _answer(send, 413, text, unread=receive)
         else:
-            problem = None if body is None else density_problem(body)
+            problem = None if body is None else _density_problem(body)
             if problem is not None:
                 await _answer(send, 413, f"the body holds {problem}; send less per request")
             elif body is not None:
@@ -173,6 +180,29 @@ async def _read_body(announced: str | None, receive: Receive) -> bytes | None:
             raise _BodyTooLargeError
         if not message.get("more_body", False):
             return bytes(body)
+
+
+def _density_problem(body: bytes) -> str | None:
+    """Return which limit a body breaks; None where it breaks none."""
+    if _broken_limit(body) is None:  # texts hold such characters too, so that this is no less
+        return None
+    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    texts = bare.count(b'"') // 2
+    if texts > MAX_VALUES + MAX_KEYS:
+        return f"{texts} texts; the limit is {MAX_VALUES} values"
+    return _broken_limit(b"".join(bare.split(b'"')[::2]))
+
+
+def _broken_limit(body: bytes) -> str | None:
+    found = {
+        "values": (body.count(b","), MAX_VALUES),
+        "lists and objects": (body.count(b"[") + body.count(b"{"), MAX_CONTAINERS),
+        "keys": (body.count(b":"), MAX_KEYS),
+    }
+    for name, (count, limit) in found.items():
+        if count > limit:
+            return f"{count} {name}; the limit is {limit}"
+    return None
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

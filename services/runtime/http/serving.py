@@ -11,17 +11,16 @@ import contextlib
 import logging
 import resource
 import socket
-import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from pathlib import Path
-from types import FrameType
-from typing import Literal
 
 import uvicorn
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from agent_r1.runtime.announcements import write_announcement
 from agent_r1.runtime.config import OWN_ADDRESS, ListenConfig
+from agent_r1.runtime.exit_status import STOP_SIGNALS
 from agent_r1.runtime.http.guard import (
     MAX_CONNECTIONS,
     MAX_OPEN_CONNECTIONS,
@@ -42,75 +41,28 @@ _ELSEWHERE = ("192.0.2.1", 9)
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server that leaves the order of stopping to us and says when it is up."""
+    """A uvicorn server that leaves signals to us and says when it is up.
 
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        *,
-        on_up: Callable[[], None],
-        on_signal: Callable[[], None] | None = None,
-    ) -> None:
-        """Prepare a server.
+    Args:
+        config: as `http_config` returns it.
+        on_up: called once the application answers.
+    """
 
-        Args:
-            config: as `http_config` returns it.
-            on_up: called once the application answers.
-            on_signal: called at SIGTERM and SIGINT; None leaves signals to whoever handles them.
-        """
+    def __init__(self, config: uvicorn.Config, *, on_up: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_up = on_up
-        self._on_signal = on_signal
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        if self._on_signal is None:
-            yield
-            return
-        with super().capture_signals():
-            yield
+        yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        try:
-            await super().startup(sockets)
-        except SystemExit:  # out of a task it would end the event loop
-            self.should_exit = True
-        if self.started:
-            self._on_up()
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._on_signal is not None:
-            self._on_signal()
-
-
-class _Startup:
-    """An application whose ValueError at start is kept, for a message instead of a traceback."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-        self.refusal: ValueError | None = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "lifespan":
-            await self._app(scope, receive, send)
-            return
-
-        async def watch(message: Message) -> None:
-            error = sys.exc_info()[1]
-            if message["type"] == "lifespan.startup.failed" and isinstance(error, ValueError):
-                self.refusal = error
-                message = {**message, "message": str(error)}
-            await send(message)
-
-        try:
-            await self._app(scope, receive, watch)
-        except ValueError as exc:
-            if exc is not self.refusal:
-                raise
+        await super().startup(sockets)
+        self._on_up()
 
 
 async def serve_app(
-    app: ASGIApp,
+    app: Starlette,
     *,
     name: str,
     listen: ListenConfig,
@@ -130,38 +82,52 @@ async def serve_app(
             be advertised under another name; or what the application raised while it started.
         RuntimeError: the application did not start for another reason; its log says why.
     """
-    loop = asyncio.get_running_loop()
     listener = bind(name, listen, token)
-    url = advertised_url(name, listen, listener.getsockname()[1])
-    stop = asyncio.Event()
-    hurry = asyncio.Event()
+    with contextlib.closing(listener), _stop_signals() as (stop, hurry):
+        url = advertised_url(name, listen, listener.getsockname()[1])
+        async with _lifespan(app, name), serving(app, listener, listen, token) as server:
+            if announce_dir is not None:
+                write_announcement(announce_dir, name, url)
+            if on_up is not None:
+                on_up(url)
+            await _first(server, stop.wait(), *([] if until is None else [until]))
+            if not server.done():
+                await _first(before_stop(), hurry.wait(), server)
 
-    def note_signal() -> None:
-        (hurry if stop.is_set() else stop).set()
 
-    def on_signal() -> None:
-        loop.call_soon_threadsafe(note_signal)
+@contextlib.contextmanager
+def _stop_signals() -> Generator[tuple[asyncio.Event, asyncio.Event]]:
+    """Yield what the first and the second SIGTERM or SIGINT set."""
+    stop, hurry, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
+    for signal in STOP_SIGNALS:
+        loop.add_signal_handler(signal, lambda: (hurry if stop.is_set() else stop).set())
+    try:
+        yield stop, hurry
+    finally:
+        for signal in STOP_SIGNALS:
+            loop.remove_signal_handler(signal)
 
-    def announce() -> None:
-        if announce_dir is not None:
-            write_announcement(announce_dir, name, url)
-        if on_up is not None:
-            on_up(url)
 
-    startup = _Startup(app)
-    config = http_config(startup, listen, token, lifespan="on")
-    server = Server(config, on_up=announce, on_signal=on_signal)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    await _first(serving, stop.wait(), *([] if until is None else [until]))
-    if not serving.done():
-        await _first(before_stop(), hurry.wait(), serving)
-        server.should_exit = True
-    await serving
-    listener.close()  # uvicorn does not where it never came up
-    if startup.refusal is not None:
-        raise startup.refusal
-    if not server.started:
-        raise RuntimeError(f"service {name!r} did not start; the lines above give the reason")
+@contextlib.asynccontextmanager
+async def _lifespan(app: Starlette, name: str) -> AsyncGenerator[None]:
+    """Start an application, and end it; an error at its end is logged, as nothing depends on it."""
+    lifespan = app.router.lifespan_context(app)
+    try:
+        await lifespan.__aenter__()
+    except ValueError:
+        raise  # a message for the user, who needs no traceback
+    except Exception as exc:
+        logger.exception("service did not start name=%s", name)
+        raise RuntimeError(
+            f"service {name!r} did not start; the lines above give the reason"
+        ) from exc
+    try:
+        yield
+    finally:
+        try:
+            await lifespan.__aexit__(None, None, None)
+        except Exception:
+            logger.exception("service did not end in order name=%s", name)
 
 
 @contextlib.asynccontextmanager
@@ -174,11 +140,13 @@ async def serving(
         The serving task, once it answers; it ends early only by an error.
     """
     is_up = asyncio.Event()
-    server = Server(http_config(app, listen, token, lifespan="off"), on_up=is_up.set)
+    server = Server(http_config(app, listen, token), on_up=is_up.set)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     up = asyncio.create_task(is_up.wait())
     try:
         await asyncio.wait([task, up], return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
         yield task
     finally:
         up.cancel()
@@ -186,16 +154,14 @@ async def serving(
         await task
 
 
-def http_config(
-    app: ASGIApp, listen: ListenConfig, token: RunToken | None, *, lifespan: Literal["on", "off"]
-) -> uvicorn.Config:
+def http_config(app: ASGIApp, listen: ListenConfig, token: RunToken | None) -> uvicorn.Config:
     """Return how every service serves its application: guarded, with limits, logging as we do."""
     _allow_connections()
     return uvicorn.Config(
         HttpGuard(app, listen, token),
         log_config=None,
         access_log=False,
-        lifespan=lifespan,
+        lifespan="off",
         timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
         http=TimedProtocol,
         ws="none",

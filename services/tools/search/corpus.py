@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from agent_r1.runtime.files.bad_lines import BadLines, first_problem
-from agent_r1.runtime.files.foreign import NotUtf8Error, check_utf8, numbered_lines
+from agent_r1.runtime.files.foreign import BadLines, check_utf8, first_problem, numbered_lines
 from agent_r1_proto.messages import StrictMessage
 
 ENGLISH_STOP_WORDS = (
@@ -57,11 +56,8 @@ def read_passages(path: Path, *, skip: int = 0) -> Iterator[Passage]:
                 continue
             try:
                 passage = _parse(line, path)
-            except NotUtf8Error as exc:
-                bad.add(f"{path}:{line_number}", *exc.args)
-                continue
             except ValueError as exc:
-                bad.add(f"{path}:{line_number}", str(exc))
+                bad.add(f"{path}:{line_number}", exc)
                 continue
             if not bad:
                 yield passage

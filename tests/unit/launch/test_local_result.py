@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent_r1.evaluation.score_names import ScoreNames
-from agent_r1.launch.local_folder import claim_run_folder
+from agent_r1.launch.local import claim_run_folder
 from agent_r1.launch.local_result import note_failure, print_result, print_stopped
 from agent_r1.learner.reporting.run_folder import RunFolder
 

@@ -62,7 +62,7 @@ async def test_a_service_that_asks_for_the_token_is_not_exposed():
     token = RunToken("0123456789abcdef")
     listener = bind("test", listen, token)
     up = threading.Event()
-    config = http_config(Starlette(), listen, token, lifespan="off")
+    config = http_config(Starlette(), listen, token)
     server = Server(config, on_up=up.set)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

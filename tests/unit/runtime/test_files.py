@@ -95,7 +95,8 @@ def test_the_message_of_the_file_itself_is_kept(tmp_path: Path):
         no_space()
 
 
-def test_need_and_remedy_are_part_of_the_same_sentence(tmp_path: Path):
+def test_what_cannot_fit_is_refused_with_need_and_remedy_in_one_sentence(tmp_path: Path):
+    require_space("a checkpoint", tmp_path / "new" / "folder", 1, "wait")
     with pytest.raises(
         DiskFullError,
         # 2**60 bytes are 2**40 MiB

@@ -63,7 +63,7 @@ async def serving(token: RunToken | None = None, **names: object) -> AsyncIterat
     listen = ListenConfig.model_validate(names)
     listener = bind("test", listen, token)
     service.port = listener.getsockname()[1]
-    server = uvicorn.Server(http_config(service.app, listen, token, lifespan="off"))
+    server = uvicorn.Server(http_config(service.app, listen, token))
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
     task = asyncio.create_task(server.serve(sockets=[listener]))
     async with asyncio.timeout(WAIT_S):

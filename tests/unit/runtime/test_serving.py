@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -49,7 +51,7 @@ def test_a_service_may_open_as_many_files_as_connections(
         f"import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, {limits})\n"
         "from agent_r1.runtime.config import ListenConfig\n"
         "from agent_r1.runtime.http.serving import http_config\n"
-        "http_config(None, ListenConfig(), None, lifespan='off')\n"
+        "http_config(None, ListenConfig(), None)\n"
         "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -72,6 +74,24 @@ async def test_connections_to_a_bound_socket_send_small_answers_at_once():
         await writer.wait_closed()
 
 
+async def serve(app: Starlette) -> None:
+    """Serve an application that is told to stop as soon as it is up."""
+
+    async def nothing() -> None: ...
+
+    until = asyncio.get_running_loop().create_future()
+    await serve_app(
+        app,
+        name="test",
+        listen=ListenConfig(),
+        token=None,
+        announce_dir=None,
+        before_stop=nothing,
+        on_up=until.set_result,
+        until=until,
+    )
+
+
 @pytest.mark.parametrize("error", [ValueError("set bwrap to its path"), KeyError("bwrap")])
 async def test_what_an_application_refuses_at_start_is_raised(
     error: Exception, caplog: pytest.LogCaptureFixture
@@ -81,19 +101,46 @@ async def test_what_an_application_refuses_at_start_is_raised(
         raise error
         yield
 
-    async def nothing() -> None: ...
-
     kind = ValueError if isinstance(error, ValueError) else RuntimeError
     with pytest.raises(kind, match=r"set bwrap to its path|'test' did not start"):
+        await serve(Starlette(lifespan=lifespan))
+    assert ("Traceback" in caplog.text) == (kind is RuntimeError)
+
+
+async def test_what_an_application_raises_at_its_end_is_logged(caplog: pytest.LogCaptureFixture):
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        raise KeyError("a session that was closed before")
+
+    await serve(Starlette(lifespan=lifespan))
+    assert "a session that was closed before" in caplog.text
+
+
+async def test_a_signal_stops_a_service_in_order_and_a_second_one_at_once():
+    stopping = asyncio.Event()
+
+    async def stop_slowly() -> None:
+        stopping.set()
+        await asyncio.Event().wait()  # for ever
+
+    async def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await stopping.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    interrupting: list[asyncio.Task[None]] = []
+    async with asyncio.timeout(30):
         await serve_app(
-            Starlette(lifespan=lifespan),
+            Starlette(),
             name="test",
             listen=ListenConfig(),
             token=None,
             announce_dir=None,
-            before_stop=nothing,
+            before_stop=stop_slowly,
+            on_up=lambda _: interrupting.append(asyncio.create_task(interrupt())),
         )
-    assert ("Traceback" in caplog.text) == (kind is RuntimeError)
+    assert interrupting[0].done()
 
 
 def test_a_service_on_every_address_must_say_where_others_reach_it():

@@ -13,8 +13,6 @@ from safetensors.torch import load_file
 from agent_r1.runtime.files.writing import (
     DiskFullError,
     replace_directory,
-    report_full_disk,
-    require_space,
 )
 from agent_r1.weights import snapshot
 from agent_r1.weights.snapshot import Weights, write_snapshot
@@ -88,20 +86,6 @@ def test_a_full_disk_is_explained_and_nothing_is_left(tmp_path: Path, monkeypatc
     ):
         write_snapshot(tmp_path / "v1", "run", 1, make_weights())
     assert list(tmp_path.iterdir()) == []
-
-
-def test_what_cannot_fit_is_refused_before_it_is_written(tmp_path: Path):
-    require_space("a checkpoint", tmp_path / "new" / "folder", 1, "wait")
-    with pytest.raises(DiskFullError, match=r"a checkpoint .* needs about 1099511627776\.0 MiB"):
-        require_space("a checkpoint", tmp_path / "new" / "folder", 2**60, "wait")
-
-
-def test_other_errors_are_not_called_a_full_disk(tmp_path: Path):
-    with (
-        pytest.raises(PermissionError),
-        report_full_disk("x", tmp_path / "not" / "there", 1, "wait"),
-    ):
-        raise PermissionError(errno.EACCES, "no")
 
 
 def test_a_failed_replacement_keeps_the_old_directory(tmp_path: Path):
