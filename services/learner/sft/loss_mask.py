@@ -28,7 +28,6 @@ from transformers import GenerationConfig
 
 from agent_r1.text.chat_template import load_tokenizer, render, render_calls, template_message
 from agent_r1.text.control_tokens import MARKUP, control_pattern, map_texts, spell_out, unused_word
-from agent_r1.text.template_messages import render_calls, template_message
 from agent_r1.text.tool_formats import HERMES, ToolFormat
 from agent_r1_proto.tasks import ChatMessage
 
