@@ -58,13 +58,19 @@ def compare(
         what: Was measured.
         ours: The figure of each round.
         other: That of the other side.
-        goal: Of the ratio, such as "≥ 5".
+        goal: Of the ratio, such as "≥ 5" or "≤ 0.1"; the row says whether it is met.
     """
     ratios = sorted(a / b for a, b in zip(ours, other, strict=True))
-    row = {"what": what, "ours": statistics.median(ours), "other": statistics.median(other)}
+    row: Row = {"what": what, "ours": statistics.median(ours), "other": statistics.median(other)}
     row |= {"ratio": statistics.median(ratios)}
     row |= {"smallest": ratios[0], "largest": ratios[-1]} if len(ratios) > 1 else {}
-    return row if goal is None else row | {"goal": goal}
+    return row if goal is None else row | {"goal": f"{goal}, {_judge(row['ratio'], goal)}"}
+
+
+def _judge(ratio: float, goal: str) -> str:
+    sign, bound = goal.split()
+    is_met = ratio >= float(bound) if sign == "≥" else ratio <= float(bound)
+    return "met" if is_met else "missed"
 
 
 def write_report(case: str, rows: Sequence[Row], **more: Any) -> None:

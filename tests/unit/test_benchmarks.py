@@ -31,9 +31,16 @@ def test_a_ratio_is_the_median_of_the_pairs():
         "ratio": 3.0,
         "smallest": 1.0,
         "largest": 4.0,
-        "goal": "≥ 2",
+        "goal": "≥ 2, met",
     }
     assert "smallest" not in harness.compare("bytes", [1.0], [2.0])
+
+
+@pytest.mark.parametrize(
+    ("goal", "said"), [("≥ 0.5", "met"), ("≥ 0.6", "missed"), ("≤ 0.5", "met"), ("≤ 0.4", "missed")]
+)
+def test_a_goal_is_met_or_missed(goal: str, said: str):
+    assert harness.compare("", [1.0], [2.0], goal)["goal"] == f"{goal}, {said}"
 
 
 def test_a_table_has_every_column_and_numbers_of_three_digits():
