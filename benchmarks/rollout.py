@@ -29,6 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from agent_r1.text.trajectory_builder import turn_seed
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
@@ -159,28 +161,34 @@ async def sample(redis_url: str, tasks: Sequence[RolloutTask]) -> tuple[float, l
     return sum(t.num_action_tokens for t in taken) / seconds, taken
 
 
+def start_services(stack: contextlib.ExitStack, name: str, load: Load) -> tuple[str, psutil.Popen]:
+    """Start Redis, the tool and the rollout server; return Redis' URL and the server."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    redis_url, _ = stack.enter_context(redis_server(folder))
+    announce = ["--announce-dir", folder]
+    tool = process(AGENT_R1, "serve", "tool", "bench_tools:TwoPassages", *announce, cwd=PLUGINS)
+    tool_url = announced_url(folder, "search", stack.enter_context(tool))
+    config = folder / "run.toml"
+    config.write_text(load.config(redis_url, tool_url), encoding="utf-8")
+    log = stack.enter_context((OUT / f"rollout_{name}.log").open("wb"))
+    command = [AGENT_R1, "serve", "rollout", config, *announce]
+    server = stack.enter_context(process(*command, stdout=log, stderr=log))
+    announced_url(folder, "rollout", server)
+    return redis_url, server
+
+
 def measure(name: str, rounds: int, against: str) -> tuple[list[Row], Row]:
     """Start both sides of a load and measure them; return the rows, and what the engines took."""
     load, lines = load_of(name), read_json_lines(make_world() / "train.jsonl")
     numbers = itertools.count()
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        redis_url, _ = stack.enter_context(redis_server(folder))
-        announce = ["--announce-dir", folder]
-        tool = process(AGENT_R1, "serve", "tool", "bench_tools:TwoPassages", *announce, cwd=PLUGINS)
-        tool_url = announced_url(folder, "search", stack.enter_context(tool))
-        config = folder / "run.toml"
-        config.write_text(load.config(redis_url, tool_url), encoding="utf-8")
-        log = stack.enter_context((OUT / f"rollout_{name}.log").open("wb"))
-        command = [AGENT_R1, "serve", "rollout", config, *announce]
-        server = stack.enter_context(process(*command, stdout=log, stderr=log))
-        announced_url(folder, "rollout", server)
+        redis_url, server = start_services(stack, name, load)
         engine = stack.enter_context(Engine(ROOT, load))
 
         def run(count: int, wait_s: float) -> tuple[float, list[dict[str, Any]]]:
-            tasks = [
-                _task(lines[n % len(lines)], n, wait_s) for n in itertools.islice(numbers, count)
-            ]
+            taken = itertools.islice(numbers, count)
+            tasks = [_task(lines[number % len(lines)], number, wait_s) for number in taken]
             rate, trajectories = asyncio.run(sample(redis_url, tasks))
             return rate, [recorded(one) for one in trajectories]
 
