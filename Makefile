@@ -1,6 +1,6 @@
 # The commands of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu setup-tests demo table test test-unit test-gpu test-v2 test-docs test-docker test-observe images test-k8s test-hosts test-ranks test-models test-ray test-wheel test-sandbox check schemas hotswap bench bench-rollout bench-tools bench-demo bench-step bench-push bench-path bench-memory bench-estimate bench-scale bench-learner bench-canary profile clean
+.PHONY: help setup setup-gpu setup-tests demo table test test-unit test-gpu test-v2 test-docs test-docker test-observe images test-k8s test-hosts test-ranks test-models test-ray test-wheel test-sandbox check schemas hotswap bench profile clean
 BIN := .venv/bin
 
 help: ## list the commands
@@ -74,52 +74,15 @@ check: setup ## run the quality gate: format, lint, imports, types, schemas, fil
 schemas: setup ## write proto/schemas from the message classes
 	@$(BIN)/python scripts/schemas
 
-hotswap: setup ## swap tools 50 times while a run trains through them, into runs/hotswap.json
-	@$(BIN)/python scripts/demo --world-only
-	@$(BIN)/python scripts/hotswap.py
+hotswap: setup ## swap tools 50 times while a run trains through them, into runs/bench/hotswap.json
+	@$(BIN)/python -m benchmarks.hotswap $(ARGS)
 
-bench: setup ## compare trajectories trained a second with TRL's GRPOTrainer, into runs/bench/trl.json
-	@$(BIN)/python scripts/bench_trl.py
+bench: setup ## measure a case of docs/benchmarks.md: CASE=tools, ARGS="--rounds 1"; into runs/bench
+	@$(BIN)/python -m benchmarks.$(or $(CASE),$(error CASE is missing; docs/benchmarks.md has the cases)) $(ARGS)
 
-bench-rollout: setup ## compare the rollout service with raw vLLM, and the engine with its limit (AGAINST=CHECKOUT: and with an older one)
-	@$(BIN)/python scripts/bench_rollout.py
-	@$(BIN)/python scripts/bench_engine.py $(if $(AGAINST),--against "$(AGAINST)")
-
-bench-tools: setup ## compare calls to tools and to search with plain requests, into runs/bench/tools.json
-	@$(BIN)/python scripts/bench_tools.py
-	@if [ -n "$$ELASTICSEARCH_URL" ] && [ -n "$$AGENT_R1_REAL_DATA" ]; then $(BIN)/python scripts/bench_search.py; \
-	else echo "search is left out; it needs ELASTICSEARCH_URL and AGENT_R1_REAL_DATA (docs/search.md)"; fi
-
-bench-push: setup ## measure pushes over HTTP: deltas, and 1 to 8 servers, into runs/bench/push.json
-	@$(BIN)/python scripts/bench_push.py
-
-bench-path: setup ## measure the path of a trajectory through Redis, into runs/bench/path.json
-	@$(BIN)/python scripts/bench_path.py
-
-bench-memory: setup ## measure the memory of a run with all services, into runs/bench/memory.json
-	@$(BIN)/python scripts/bench_memory.py
-
-bench-estimate: setup ## compare what `agent-r1 check` adds up with the learner's real memory on this CPU, into docs/results/estimate.json
-	@$(BIN)/python scripts/bench_estimate.py
-
-bench-scale: setup ## measure what 1 to 64 rollout servers cost, and 16,000 trajectories in flight
-	@$(BIN)/python scripts/bench_scale.py
-
-bench-demo: setup ## compare the whole demo with that of another revision (BASE=...), into runs/bench/demo.json
-	@$(BIN)/python scripts/bench_demo.py $(if $(BASE),--base $(BASE))
-
-bench-step: setup ## measure the parts of a training step of a 90M model
-	@$(BIN)/python scripts/bench_step.py
-
-bench-learner: setup ## compare the learner with padded plain PyTorch, into runs/bench/learner.json
-	@$(BIN)/python scripts/bench_learner.py
-
-bench-canary: setup ## measure what the canary sees of pushes that arrived and that were missed, into runs/bench/canary.json
-	@$(BIN)/python scripts/bench_canary.py
-
-profile: setup ## show where the time of a training step goes, in every process, into runs/profile
-	@$(BIN)/python scripts/profile_run.py --model tiny
-	@$(BIN)/python scripts/profile_run.py --model 90m
+profile: setup ## show where the time of a training step goes, in every process, into runs/bench/profile
+	@$(BIN)/python -m benchmarks.profile_run --model tiny
+	@$(BIN)/python -m benchmarks.profile_run --model 90m
 
 clean: ## remove .venv and the tools' caches, but keep runs
 	rm -rf .venv .pytest_cache .ruff_cache .import_linter_cache .hypothesis build *.egg-info

@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 import yaml
+from generated import show
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 BOARDS = REPOSITORY / "deploy/observe/grafana/dashboards"
@@ -32,22 +33,17 @@ SECONDS_OF = {"ms": 1e-3, "s": 1, "m": 60, "h": 3600}
 BYTES = {"GB": 1e9, "MB": 1e6, "kB": 1e3}
 
 
-def render_number(value: float) -> str:
-    """Return a number with three digits, or all that stand before the point."""
-    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
-
-
 def render_value(value: float, unit: str) -> str:
     """Return a value as Grafana writes it in this unit."""
     if unit == "percentunit":
         return f"{value:.1%}"
     if unit == "bytes":
         name, size = next(((n, s) for n, s in BYTES.items() if abs(value) >= s), ("B", 1))
-        return f"{render_number(value / size)} {name}"
+        return f"{show(value / size)} {name}"
     if unit == "s":
         is_short = 0 < abs(value) < 1
-        return f"{render_number(value * 1e3)} ms" if is_short else f"{render_number(value)} s"
-    return render_number(value) + {"ops": " /s", "reqps": " /s"}.get(unit, "")
+        return f"{show(value * 1e3)} ms" if is_short else f"{show(value)} s"
+    return show(value) + {"ops": " /s", "reqps": " /s"}.get(unit, "")
 
 
 def render_curve(values: Sequence[float | None]) -> str:

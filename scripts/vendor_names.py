@@ -26,231 +26,121 @@ SOURCES = ("services", "proto", "deploy")
 PACKAGES = ("vllm", "deepspeed", "transformers", "peft")
 MODULES = ("vllm", "deepspeed", "peft")
 """Of these, what our code imports whole."""
-ATTRIBUTES = """
-vllm.v1.engine.async_llm AsyncLLM.abort
-vllm.v1.engine.async_llm AsyncLLM.add_lora
-vllm.v1.engine.async_llm AsyncLLM.collective_rpc
-vllm.v1.engine.async_llm AsyncLLM.engine_core
-vllm.v1.engine.async_llm AsyncLLM.errored
-vllm.v1.engine.async_llm AsyncLLM.from_vllm_config
-vllm.v1.engine.async_llm AsyncLLM.generate
-vllm.v1.engine.async_llm AsyncLLM.init_weight_transfer_engine
-vllm.v1.engine.async_llm AsyncLLM.is_paused
-vllm.v1.engine.async_llm AsyncLLM.output_handler
-vllm.v1.engine.async_llm AsyncLLM.output_processor
-vllm.v1.engine.async_llm AsyncLLM.resume_generation
-vllm.v1.engine.async_llm AsyncLLM.shutdown
-vllm.v1.engine.async_llm AsyncLLM.update_weight_version
-vllm.v1.engine.core_client AsyncMPClient.pause_scheduler_async
-vllm.v1.engine.core_client MPClient.resources
-vllm.v1.engine.core_client BackgroundResources.engine_manager
-vllm.v1.engine.utils CoreEngineProcManager.processes
-vllm.v1.engine.output_processor OutputProcessor.request_states
-vllm.v1.engine.output_processor RequestState.external_req_id
-vllm.v1.engine EngineCoreOutput.prefill_stats
-vllm.v1.engine EngineCoreOutput.new_prompt_logprobs_tensors
-vllm.v1.engine EngineCoreOutput.request_id
-vllm.v1.engine EngineCoreOutput.finish_reason
-vllm.v1.engine EngineCoreOutput.new_token_ids
-vllm.v1.engine EngineCoreOutput.new_logprobs
-vllm.v1.engine EngineCoreOutput.events
-vllm.v1.engine EngineCoreOutputs.outputs
-vllm.outputs CompletionOutput.weight_versions
-vllm.outputs WeightVersionSpan.version
-vllm.outputs WeightVersionSpan.start
-vllm.outputs WeightVersionSpan.end
-vllm.outputs CompletionOutput.finish_reason
-vllm.outputs CompletionOutput.logprobs
-vllm.outputs CompletionOutput.token_ids
-vllm.outputs RequestOutput.num_cached_tokens
-vllm.outputs RequestOutput.prompt_logprobs
-vllm.outputs RequestOutput.outputs
-vllm.logprobs FlatLogprobs.start_indices
-vllm.logprobs FlatLogprobs.logprobs
-vllm.config.vllm VllmConfig.use_v2_model_runner
-vllm.config.vllm VllmConfig.cache_config
-vllm.config.vllm VllmConfig.compilation_config
-vllm.config.vllm VllmConfig.lora_config
-vllm.config.vllm VllmConfig.scheduler_config
-vllm.config.scheduler SchedulerConfig.async_scheduling
-vllm.config.scheduler SchedulerConfig.max_num_batched_tokens
-vllm.config.scheduler SchedulerConfig.max_num_seqs
-vllm.config.cache CacheConfig.block_size
-vllm.config.compilation CompilationConfig.cudagraph_mode
-vllm.engine.arg_utils AsyncEngineArgs.create_engine_config
-vllm.engine.arg_utils EngineArgs.distributed_executor_backend
-vllm.engine.arg_utils EngineArgs.enable_chunked_prefill
-vllm.engine.arg_utils EngineArgs.ir_op_priority
-vllm.engine.arg_utils EngineArgs.kv_cache_memory_bytes
-vllm.engine.arg_utils EngineArgs.logprobs_mode
-vllm.engine.arg_utils EngineArgs.scheduler_cls
-vllm.engine.arg_utils EngineArgs.weight_transfer_config
-vllm.engine.arg_utils EngineArgs.worker_cls
-vllm.engine.arg_utils EngineArgs.worker_extension_cls
-vllm.engine.arg_utils EngineArgs.block_size
-vllm.engine.arg_utils EngineArgs.enable_lora
-vllm.engine.arg_utils EngineArgs.gpu_memory_utilization
-vllm.engine.arg_utils EngineArgs.lora_target_modules
-vllm.engine.arg_utils EngineArgs.max_lora_rank
-vllm.engine.arg_utils EngineArgs.max_loras
-vllm.engine.arg_utils EngineArgs.max_num_batched_tokens
-vllm.sampling_params SamplingParams.flat_logprobs
-vllm.sampling_params SamplingParams.skip_clone
-vllm.sampling_params SamplingParams.skip_reading_prefix_cache
-vllm.sampling_params SamplingParams.num_logprobs
-vllm.sampling_params SamplingParams.output_kind
-vllm.sampling_params SamplingParams.seed
-vllm.sampling_params _MAX_TEMP
-vllm.envs VLLM_USE_V2_MODEL_RUNNER
-vllm.envs VLLM_ENGINE_READY_TIMEOUT_S
-vllm.envs VLLM_WORKER_MULTIPROC_METHOD
-vllm.envs VLLM_CPU_OMP_THREADS_BIND
-vllm.envs VLLM_DO_NOT_TRACK
-vllm.envs VLLM_LOGGING_LEVEL
-vllm.envs VLLM_NO_USAGE_STATS
-vllm.envs VLLM_PLUGINS
-vllm.distributed.weight_transfer.base WeightTransferEngine.parse_update_info
-vllm.distributed.weight_transfer.base WeightTransferEngine.finish_weight_update
-vllm.distributed.weight_transfer.base WeightTransferEngine.receive_weights
-vllm.distributed.weight_transfer.base WeightTransferEngine.start_weight_update
-vllm.distributed.weight_transfer.base WeightTransferEngine.device
-vllm.distributed.weight_transfer.base WeightTransferEngine.init_info_cls
-vllm.distributed.weight_transfer.base WeightTransferEngine.init_transfer_engine
-vllm.distributed.weight_transfer.base WeightTransferEngine.model
-vllm.distributed.weight_transfer.base WeightTransferEngine.model_config
-vllm.distributed.weight_transfer.base WeightTransferEngine.shutdown
-vllm.distributed.weight_transfer.base WeightTransferEngine.supports_draft_weight_update
-vllm.distributed.weight_transfer.base WeightTransferEngine.update_info_cls
-vllm.distributed.weight_transfer.base WeightTransferEngine.update_weights
-vllm.distributed.weight_transfer.factory WeightTransferEngineFactory._registry
-vllm.distributed.weight_transfer.factory WeightTransferEngineFactory.register_engine
-vllm.v1.core.sched.scheduler Scheduler.update_from_output
-vllm.v1.core.sched.scheduler Scheduler.finish_requests
-vllm.v1.core.sched.scheduler Scheduler.requests
-vllm.v1.metrics.loggers PrometheusStatLogger.record
-vllm.v1.metrics.loggers PrometheusStatLogger.record_sleep_state
-vllm.v1.metrics.loggers PrometheusStatLogger.record_admission_rejection
-vllm.v1.metrics.loggers PrometheusStatLogger.log_engine_initialized
-vllm.v1.metrics.stats SchedulerStats.num_running_reqs
-vllm.v1.metrics.stats SchedulerStats.num_waiting_reqs
-vllm.v1.metrics.stats SchedulerStats.num_skipped_waiting_reqs
-vllm.v1.metrics.stats SchedulerStats.kv_cache_usage
-vllm.v1.metrics.stats IterationStats.num_generation_tokens
-vllm.v1.metrics.stats IterationStats.prompt_token_stats
-vllm.v1.metrics.stats PromptTokenStats.computed
-vllm.model_executor.models.registry _ModelRegistry.models
-vllm.model_executor.models.registry _ModelRegistry.register_model
-vllm.model_executor.models.registry _BaseRegisteredModel.load_model_cls
-vllm.lora.punica_wrapper.punica_base PunicaWrapperBase.no_lora
-vllm.lora.punica_wrapper.punica_cpu PunicaWrapperCPU.add_lora_linear
-vllm.lora.request LoRARequest.load_inplace
-vllm.v1.worker.cpu_worker CPUWorker.init_device
-vllm.v1.worker.cpu_worker CPUWorker.model_runner
-vllm.v1.worker.cpu_worker CPUWorker.vllm_config
-vllm.v1.worker.gpu_model_runner GPUModelRunner.input_batch
-vllm.v1.worker.gpu_model_runner GPUModelRunner.requests
-vllm.v1.worker.gpu_input_batch CachedRequestState.output_token_ids
-vllm.v1.worker.gpu_input_batch CachedRequestState.sampling_params
-vllm.v1.worker.gpu_input_batch InputBatch.num_reqs
-vllm.v1.worker.gpu_input_batch InputBatch.num_tokens_no_spec
-vllm.v1.worker.gpu_input_batch InputBatch.req_ids
-vllm.v1.worker.gpu_input_batch InputBatch.num_prompt_tokens
-vllm.v1.worker.gpu_model_runner GPUModelRunner.sampler
-vllm.v1.sample.metadata SamplingMetadata.all_random
-vllm.v1.sample.metadata SamplingMetadata.logitsprocs
-vllm.v1.sample.metadata SamplingMetadata.temperature
-vllm.v1.sample.metadata SamplingMetadata.top_k
-vllm.v1.sample.metadata SamplingMetadata.top_p
-vllm.v1.sample.logits_processor.state LogitsProcessors.argmax_invariant
-vllm.v1.sample.sampler Sampler.apply_temperature
-vllm.v1.sample.sampler Sampler.gather_logprobs
-vllm.v1.sample.sampler Sampler.logprobs_mode
-vllm.v1.sample.sampler Sampler.sample
-vllm.v1.outputs LogprobsLists.logprob_token_ids
-vllm.v1.outputs LogprobsLists.logprobs
-vllm.v1.outputs LogprobsLists.sampled_token_ranks
-vllm.v1.outputs ModelRunnerOutput.logprobs
-vllm.v1.outputs ModelRunnerOutput.req_id_to_index
-vllm.v1.core.sched.output SchedulerOutput.num_scheduled_tokens
-vllm.v1.request Request.request_id
-vllm.v1.request Request.sampling_params
-vllm.model_executor.models.qwen2 Qwen2ForCausalLM.load_weights
-vllm.ir.ops rms_norm
-vllm.ir.ops fused_add_rms_norm
-vllm.ir.op IrOp.impls
-vllm.ir.op IrOp.register_impl
-deepspeed.accelerator.real_accelerator "DS_ACCELERATOR"
-deepspeed.runtime.engine DeepSpeedEngine.backward
-deepspeed.runtime.engine DeepSpeedEngine.step
-deepspeed.runtime.engine DeepSpeedEngine.get_global_grad_norm
-deepspeed.runtime.engine DeepSpeedEngine.set_gradient_accumulation_boundary
-deepspeed.runtime.engine DeepSpeedEngine.checkpoint_engine
-deepspeed.runtime.engine DeepSpeedEngine.load_checkpoint
-deepspeed.runtime.engine DeepSpeedEngine.module
-deepspeed.runtime.engine DeepSpeedEngine.optimizer
-deepspeed.runtime.zero.stage_1_and_2 DeepSpeedZeroOptimizer.update_lp_params
-deepspeed.runtime.zero.stage_1_and_2 DeepSpeedZeroOptimizer._hp_optimizer_states_linked
-deepspeed.runtime.zero.stage_1_and_2 DeepSpeedZeroOptimizer._lazy_init_hp_params_optimizer_state
-deepspeed.runtime.zero.stage3 DeepSpeedZeroOptimizer_Stage3.fp32_partitioned_groups_flat
-deepspeed.ops __compatible_ops__
-deepspeed.runtime.zero.partition_parameters Init
-deepspeed.runtime.zero.partition_parameters Init.all_gather
-deepspeed.runtime.zero.partition_parameters Init.convert_to_zero_parameters
-deepspeed.runtime.zero.partition_parameters Init.ds_id
-deepspeed.runtime.zero.partition_parameters Init.ds_numel
-deepspeed.runtime.zero.partition_parameters Init.ds_shape
-deepspeed.runtime.zero.partition_parameters Init.ds_tensor
-deepspeed.runtime.zero.partition_parameters Init.partition
-transformers PreTrainedModel.get_decoder
-transformers PreTrainedModel.set_attn_implementation
-transformers PreTrainedModel.gradient_checkpointing_enable
-transformers PreTrainedModel.enable_input_require_grads
-transformers PreTrainedModel.base_model_prefix
-transformers PreTrainedModel.config
-transformers PreTrainedModel.generation_config
-transformers PreTrainedModel.get_output_embeddings
-transformers PreTrainedModel.save_pretrained
-transformers PreTrainedModel.tie_weights
-transformers PreTrainedTokenizerFast.is_fast
-transformers PretrainedConfig._attn_implementation
-transformers PretrainedConfig.architectures
-transformers PretrainedConfig.num_labels
-transformers PretrainedConfig.get_text_config
-transformers PretrainedConfig.model_type
-transformers PretrainedConfig.save_pretrained
-transformers Qwen2Config.eos_token_id
-transformers Qwen2Config.hidden_size
-transformers Qwen2Config.max_position_embeddings
-transformers Qwen2Config.num_key_value_heads
-transformers Qwen3Config.head_dim
-transformers Qwen2Config.num_attention_heads
-transformers Qwen2Config.num_hidden_layers
-transformers Qwen2Config.tie_word_embeddings
-transformers.core_model_loading "HF_DEACTIVATE_ASYNC_LOAD"
-transformers.modeling_outputs BaseModelOutputWithPast.last_hidden_state
-transformers.modeling_outputs CausalLMOutputWithPast.logits
-peft.tuners.tuners_utils BaseTunerLayer.enable_adapters
-peft.tuners.tuners_utils BaseTuner.merge_and_unload
-peft tuners
-peft.tuners tuners_utils
-peft.tuners.tuners_utils BaseTunerLayer
+USED = """
+vllm.v1.engine.async_llm AsyncLLM: abort add_lora collective_rpc engine_core errored
+    from_vllm_config generate init_weight_transfer_engine is_paused output_handler
+    output_processor resume_generation shutdown update_weight_version
+vllm.v1.engine.core_client AsyncMPClient: pause_scheduler_async
+vllm.v1.engine.core_client MPClient: resources
+vllm.v1.engine.core_client BackgroundResources: engine_manager
+vllm.v1.engine.utils CoreEngineProcManager: processes
+vllm.v1.engine.output_processor OutputProcessor: request_states
+vllm.v1.engine.output_processor RequestState: external_req_id
+vllm.v1.engine EngineCoreOutput: prefill_stats new_prompt_logprobs_tensors request_id
+    finish_reason new_token_ids new_logprobs events
+vllm.v1.engine EngineCoreOutputs: outputs
+vllm.outputs CompletionOutput: weight_versions finish_reason logprobs token_ids
+vllm.outputs WeightVersionSpan: version start end
+vllm.outputs RequestOutput: num_cached_tokens prompt_logprobs outputs
+vllm.logprobs FlatLogprobs: start_indices logprobs
+vllm.config.vllm VllmConfig: use_v2_model_runner cache_config compilation_config lora_config
+    scheduler_config
+vllm.config.scheduler SchedulerConfig: async_scheduling max_num_batched_tokens max_num_seqs
+vllm.config.cache CacheConfig: block_size
+vllm.config.compilation CompilationConfig: cudagraph_mode
+vllm.engine.arg_utils AsyncEngineArgs: create_engine_config
+vllm.engine.arg_utils EngineArgs: distributed_executor_backend enable_chunked_prefill
+    ir_op_priority kv_cache_memory_bytes logprobs_mode scheduler_cls weight_transfer_config
+    worker_cls worker_extension_cls block_size enable_lora gpu_memory_utilization
+    lora_target_modules max_lora_rank max_loras max_num_batched_tokens
+vllm.sampling_params SamplingParams: flat_logprobs skip_clone skip_reading_prefix_cache
+    num_logprobs output_kind seed
+vllm.sampling_params: _MAX_TEMP
+vllm.envs: VLLM_USE_V2_MODEL_RUNNER VLLM_ENGINE_READY_TIMEOUT_S VLLM_WORKER_MULTIPROC_METHOD
+    VLLM_CPU_OMP_THREADS_BIND VLLM_DO_NOT_TRACK VLLM_LOGGING_LEVEL VLLM_NO_USAGE_STATS
+    VLLM_PLUGINS
+vllm.distributed.weight_transfer.base WeightTransferEngine: parse_update_info finish_weight_update
+    receive_weights start_weight_update device init_info_cls init_transfer_engine model
+    model_config shutdown supports_draft_weight_update update_info_cls update_weights
+vllm.distributed.weight_transfer.factory WeightTransferEngineFactory: _registry register_engine
+vllm.v1.core.sched.scheduler Scheduler: update_from_output finish_requests requests
+vllm.v1.metrics.loggers PrometheusStatLogger: record record_sleep_state record_admission_rejection
+    log_engine_initialized
+vllm.v1.metrics.stats SchedulerStats: num_running_reqs num_waiting_reqs num_skipped_waiting_reqs
+    kv_cache_usage
+vllm.v1.metrics.stats IterationStats: num_generation_tokens prompt_token_stats
+vllm.v1.metrics.stats PromptTokenStats: computed
+vllm.model_executor.models.registry _ModelRegistry: models register_model
+vllm.model_executor.models.registry _BaseRegisteredModel: load_model_cls
+vllm.lora.punica_wrapper.punica_base PunicaWrapperBase: no_lora
+vllm.lora.punica_wrapper.punica_cpu PunicaWrapperCPU: add_lora_linear
+vllm.lora.request LoRARequest: load_inplace
+vllm.v1.worker.cpu_worker CPUWorker: init_device model_runner vllm_config
+vllm.v1.worker.gpu_model_runner GPUModelRunner: input_batch requests sampler
+vllm.v1.worker.gpu_input_batch CachedRequestState: output_token_ids sampling_params
+vllm.v1.worker.gpu_input_batch InputBatch: num_reqs num_tokens_no_spec req_ids num_prompt_tokens
+vllm.v1.sample.metadata SamplingMetadata: all_random logitsprocs temperature top_k top_p
+vllm.v1.sample.logits_processor.state LogitsProcessors: argmax_invariant
+vllm.v1.sample.sampler Sampler: apply_temperature gather_logprobs logprobs_mode sample
+vllm.v1.outputs LogprobsLists: logprob_token_ids logprobs sampled_token_ranks
+vllm.v1.outputs ModelRunnerOutput: logprobs req_id_to_index
+vllm.v1.core.sched.output SchedulerOutput: num_scheduled_tokens
+vllm.v1.request Request: request_id sampling_params
+vllm.model_executor.models.qwen2 Qwen2ForCausalLM: load_weights
+vllm.ir.ops: rms_norm fused_add_rms_norm
+vllm.ir.op IrOp: impls register_impl
+deepspeed.accelerator.real_accelerator: "DS_ACCELERATOR"
+deepspeed.runtime.engine DeepSpeedEngine: backward step get_global_grad_norm
+    set_gradient_accumulation_boundary checkpoint_engine load_checkpoint module optimizer
+deepspeed.runtime.zero.stage_1_and_2 DeepSpeedZeroOptimizer: update_lp_params
+    _hp_optimizer_states_linked _lazy_init_hp_params_optimizer_state
+deepspeed.runtime.zero.stage3 DeepSpeedZeroOptimizer_Stage3: fp32_partitioned_groups_flat
+deepspeed.ops: __compatible_ops__
+deepspeed.runtime.zero.partition_parameters: Init
+deepspeed.runtime.zero.partition_parameters Init: all_gather convert_to_zero_parameters ds_id
+    ds_numel ds_shape ds_tensor partition
+transformers PreTrainedModel: get_decoder set_attn_implementation gradient_checkpointing_enable
+    enable_input_require_grads base_model_prefix config generation_config get_output_embeddings
+    save_pretrained tie_weights
+transformers PreTrainedTokenizerFast: is_fast
+transformers PretrainedConfig: _attn_implementation architectures num_labels get_text_config
+    model_type save_pretrained
+transformers Qwen2Config: eos_token_id hidden_size max_position_embeddings num_key_value_heads
+    num_attention_heads num_hidden_layers tie_word_embeddings
+transformers Qwen3Config: head_dim
+transformers.core_model_loading: "HF_DEACTIVATE_ASYNC_LOAD"
+transformers.modeling_outputs BaseModelOutputWithPast: last_hidden_state
+transformers.modeling_outputs CausalLMOutputWithPast: logits
+peft.tuners.tuners_utils BaseTunerLayer: enable_adapters
+peft.tuners.tuners_utils BaseTuner: merge_and_unload
+peft: tuners
+peft.tuners: tuners_utils
+peft.tuners.tuners_utils: BaseTunerLayer
 """
-"""Module, then class and attribute: what is used of an object, where no import says so. A class may
-give the attribute to objects of others, as DeepSpeed's `Init` does. In quotes: a variable of the
+"""Module, class and attributes: what is used of an object, where no import says so. A class may
+give an attribute to objects of others, as DeepSpeed's `Init` does. In quotes: a variable of the
 environment that the module reads."""
+
+
+def listed() -> list[tuple[str, str]]:
+    """Return module and dotted path of every name in the list above."""
+    entries = (entry.partition(":") for entry in re.split(r"\n(?! )", USED.strip()))
+    places = ((*place.split(), names.split()) for place, _, names in entries)
+    return [
+        (module, ".".join([*owner, name])) for module, *owner, names in places for name in names
+    ]
 
 
 def imported(root: Path = ROOT) -> Iterator[tuple[str, str]]:
     """Yield module and name of every import from the packages, and what is used of each."""
     for file in (file for folder in SOURCES for file in sorted((root / folder).rglob("*.py"))):
-        bound = dict(_bound(_parsed(file)))
-        yield from bound.values()
-        for node in ast.walk(_parsed(file)):
-            if isinstance(node, ast.Attribute | ast.Call):
-                yield from _uses(node, bound)
+        names = dict(bound(parsed(file)))
+        yield from names.values()
+        for node in ast.walk(parsed(file)):
+            yield from _uses(node, names)
 
 
-def _bound(tree: ast.Module) -> Iterator[tuple[str, tuple[str, str]]]:
+def bound(tree: ast.Module) -> Iterator[tuple[str, tuple[str, str]]]:
     """Yield what a module calls each import from the packages, with its module and name there."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in PACKAGES:
@@ -258,32 +148,35 @@ def _bound(tree: ast.Module) -> Iterator[tuple[str, tuple[str, str]]]:
                 yield alias.asname or alias.name, (str(node.module), alias.name)
 
 
-def _uses(node: ast.AST, bound: Mapping[str, tuple[str, str]]) -> Iterator[tuple[str, str]]:
+def _uses(node: ast.AST, names: Mapping[str, tuple[str, str]]) -> Iterator[tuple[str, str]]:
     """Yield what an attribute, or the keywords of a call, use of an import or of `deepspeed.`."""
     if isinstance(node, ast.Call):
-        for module, path in _uses_or_is(node.func, bound):
-            keywords = (keyword.arg for keyword in node.keywords if keyword.arg is not None)
-            yield from ((module, f"{path}({keyword})") for keyword in keywords)
+        for module, path in _uses_or_is(node.func, names):
+            yield from ((module, f"{path}({name})") for name in keywords_of(node))
     elif isinstance(node, ast.Attribute):
         path = ast.unparse(node)
         first, _, rest = path.partition(".")
         if first in MODULES and all(name.isidentifier() for name in path.split(".")):
             yield first, rest
-        elif isinstance(node.value, ast.Name) and first in bound:
-            module, name = bound[first]
+        elif isinstance(node.value, ast.Name) and first in names:
+            module, name = names[first]
             yield module, f"{name}.{rest}"
 
 
-def _uses_or_is(node: ast.AST, bound: Mapping[str, tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    if isinstance(node, ast.Name) and node.id in bound:
-        yield bound[node.id]
-    yield from _uses(node, bound)
+def keywords_of(call: ast.Call) -> Iterator[str]:
+    """Yield the names of the keywords in a call."""
+    yield from (keyword.arg for keyword in call.keywords if keyword.arg is not None)
+
+
+def _uses_or_is(node: ast.AST, names: Mapping[str, tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    if isinstance(node, ast.Name) and node.id in names:
+        yield names[node.id]
+    yield from _uses(node, names)
 
 
 def all_names() -> list[tuple[str, str]]:
     """Return module and dotted path of every name, each once."""
-    listed = [tuple(line.split()) for line in ATTRIBUTES.strip().splitlines()]
-    return sorted({*imported(), *((module, path) for module, path in listed)})
+    return sorted({*imported(), *listed()})
 
 
 def is_there(module: str, path: str, vllm: Path) -> bool:
@@ -423,7 +316,7 @@ def _defined(body: Iterable[ast.stmt]) -> dict[str, ast.AST]:
 
 @functools.cache
 def _definitions(file: Path) -> dict[str, ast.AST]:
-    return _defined(_parsed(file).body)
+    return _defined(parsed(file).body)
 
 
 @functools.cache
@@ -447,7 +340,8 @@ def _classes_of(variable: ast.AST) -> list[ast.expr]:
 
 
 @functools.cache
-def _parsed(file: Path) -> ast.Module:
+def parsed(file: Path) -> ast.Module:
+    """Return the syntax tree of a file."""
     return ast.parse(file.read_text(encoding="utf-8"))
 
 

@@ -21,7 +21,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from vendor_names import ATTRIBUTES, PACKAGES, ROOT, SOURCES, imported, is_there
+from vendor_names import (
+    PACKAGES,
+    ROOT,
+    SOURCES,
+    bound,
+    imported,
+    is_there,
+    keywords_of,
+    listed,
+    parsed,
+)
 
 FOLDERS = ("services/rollout/vllm", "services/learner/engine")
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -55,16 +65,15 @@ and what a module gets from one that it does not import."""
 
 def unlisted() -> list[str]:
     """Return what is used and neither listed nor found elsewhere, as "file name"."""
-    listed = {line.split()[1] for line in ATTRIBUTES.strip().splitlines()}
-    listed |= {path for _, path in imported()}
-    names = {path.partition("(")[0].rpartition(".")[2].strip('"') for path in listed}
+    paths = {path for _, path in (*listed(), *imported())}
+    names = {path.partition("(")[0].rpartition(".")[2].strip('"') for path in paths}
     found = []
     for file in _files():
         known = names | _found_elsewhere(file)
-        missing = sorted(set(used(_parsed(file))) - known)
+        missing = sorted(set(used(parsed(file))) - known)
         found += [f"{file.relative_to(ROOT)} {name}" for name in missing]
     for file in (file for folder in SOURCES for file in sorted((ROOT / folder).rglob("*.py"))):
-        missing = sorted(set(variables(_parsed(file))) - names)
+        missing = sorted(set(variables(parsed(file))) - names)
         found += [f"{file.relative_to(ROOT)} {name}" for name in missing]
     return found
 
@@ -75,11 +84,10 @@ def untaken(vllm: Path) -> list[str]:
     Args:
         vllm: the folder that holds it.
     """
-    listed = [tuple(line.split()) for line in ATTRIBUTES.strip().splitlines()]
     calls = ((file, *call) for file in _files() for call in _keywords(file))
     found = []
     for user, name, keyword in calls:
-        of_name = [one for one in listed if one[1].endswith(f".{name}")]
+        of_name = [one for one in listed() if one[1].endswith(f".{name}")]
         takes = (is_there(module, f"{path}({keyword})", vllm) for module, path in of_name)
         if of_name and not any(takes):
             found.append(f"{user.relative_to(ROOT)} {name}({keyword})")
@@ -88,10 +96,9 @@ def untaken(vllm: Path) -> list[str]:
 
 def _keywords(file: Path) -> Iterator[tuple[str, str]]:
     """Yield the method and the name of every keyword in a call."""
-    for node in ast.walk(_parsed(file)):
+    for node in ast.walk(parsed(file)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            names = (keyword.arg for keyword in node.keywords if keyword.arg is not None)
-            yield from ((node.func.attr, name) for name in names)
+            yield from ((node.func.attr, name) for name in keywords_of(node))
 
 
 def _files() -> list[Path]:
@@ -112,8 +119,8 @@ def used(tree: ast.Module) -> Iterator[str]:
         yield from _public_members(owner)
 
 
-def _in_quotes(node: ast.expr) -> Iterator[str]:
-    """Yield an attribute whose name is written out."""
+def _in_quotes(node: ast.AST) -> Iterator[str]:
+    """Yield a text that is written out."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value
 
@@ -121,12 +128,8 @@ def _in_quotes(node: ast.expr) -> Iterator[str]:
 def variables(tree: ast.Module) -> Iterator[str]:
     """Yield the variables of the environment that are theirs."""
     for node in ast.walk(tree):
-        names = [node.arg or ""] if isinstance(node, ast.keyword) else _texts(node)
+        names = [node.arg or ""] if isinstance(node, ast.keyword) else _in_quotes(node)
         yield from (name for name in names if VARIABLE.fullmatch(name))
-
-
-def _texts(node: ast.AST) -> list[str]:
-    return list(_in_quotes(node)) if isinstance(node, ast.expr) else []
 
 
 def _root(node: ast.Attribute) -> str:
@@ -149,9 +152,7 @@ def _imports_of_others(tree: ast.Module) -> Iterator[ast.alias]:
 
 def _their_classes(tree: ast.Module) -> Iterator[ast.ClassDef]:
     """Yield the classes that are derived from one of a package."""
-    theirs = {
-        alias.asname or alias.name for node in _imports(tree, PACKAGES) for alias in node.names
-    }
+    theirs = {name for name, _ in bound(tree)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
             parts = (part for base in node.bases for part in ast.walk(base))
@@ -171,20 +172,14 @@ def _public_members(owner: ast.ClassDef) -> Iterator[str]:
         yield from (name for name in names if not name.startswith("_"))
 
 
-def _imports(tree: ast.Module, packages: tuple[str, ...]) -> Iterator[ast.ImportFrom]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in packages:
-            yield node
-
-
 def _found_elsewhere(file: Path) -> set[str]:
     """Return names of a file, of modules that it imports, and of the tables that these take."""
-    tree = _parsed(file)
+    tree = parsed(file)
     found = _own(tree) | _of_types() | set(OTHERS.split())
     for module in _modules(tree):
         found |= _of_module(module)
         if (ours := _our_file(module)) is not None:
-            tables = (one for one in _modules(_parsed(ours)) if ".config" in one)
+            tables = (one for one in _modules(parsed(ours)) if ".config" in one)
             found |= set().union(*map(_of_module, tables))
     return found
 
@@ -233,7 +228,7 @@ def _attributes(owner: ast.ClassDef) -> set[str]:
 def _of_module(name: str) -> set[str]:
     """Return the names of a module of ours or of Python's, and of its classes."""
     if (file := _our_file(name)) is not None:
-        return _own(_parsed(file))
+        return _own(parsed(file))
     if name.split(".")[0] not in sys.stdlib_module_names:
         return set()
     try:
@@ -248,8 +243,3 @@ def _of_types() -> set[str]:
     """Return the attributes of objects of Python and of the libraries."""
     types = (pydoc.locate(name) for name in TYPES.split())
     return _of_module("builtins").union(*map(dir, types))
-
-
-@functools.cache
-def _parsed(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8"))

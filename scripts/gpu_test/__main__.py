@@ -11,12 +11,6 @@ holds anything else is refused. `--device cpu` does the same with a tiny model.
 
 from __future__ import annotations
 
-from scripts.gpu_test import signals
-
-if __name__ == "__main__":
-    # The imports below take seconds: a signal ends them at once, and not with a traceback.
-    signals.answer(signals.end_at_once)
-
 import argparse
 import functools
 import shutil
@@ -40,7 +34,9 @@ from scripts.gpu_test.parts import (
     ENGINES,
     ROOT,
     Part,
+    answer_signals,
     failure,
+    interrupt,
     left_out,
     missing,
     reason,
@@ -56,6 +52,8 @@ LEAST_S = 30.0
 """A part that would get less time is left out."""
 PARTS = {"engine": 200.0, "learner": 120.0}
 """Most seconds of each."""
+LOOP = "loop: "
+"""Before the name of a variant: that of its part."""
 ROOM = {"cuda": 1.0e9, "cpu": 5e6}
 """Bytes of model and world; what the parts write comes on top."""
 MADE = {report.JSON, report.TEXT, "model", "world", *PARTS, *VARIANTS}
@@ -83,23 +81,14 @@ def alone(name: str, out: Path, device: str, left_s: float) -> Part:
     return part
 
 
-def plan(
-    device: str, variants: list[str], out: Path, steps: int
-) -> dict[str, Callable[[float], Part]]:
-    """Return the parts by name; each is called with the seconds that are left."""
-
-    def loop(name: str) -> Callable[[float], Part]:
-        def run(left_s: float) -> Part:
-            if why := why_not(VARIANTS[name], device):
-                return left_out(f"loop: {name}", why)
-            return run_variant(name, out, device, steps, left_s)
-
-        return run
-
-    parts: dict[str, Callable[[float], Part]] = {
-        name: lambda left_s, name=name: alone(name, out, device, left_s) for name in PARTS
-    }
-    return parts | {f"loop: {name}": loop(name) for name in ["plain", *variants]}
+def run_part(name: str, out: Path, device: str, steps: int, left_s: float) -> Part:
+    """Run an engine alone, or the loop in a variant, in the seconds that are left."""
+    if name in PARTS:
+        return alone(name, out, device, left_s)
+    variant = name.removeprefix(LOOP)
+    if why := why_not(VARIANTS[variant], device):
+        return left_out(name, why)
+    return run_variant(variant, out, device, steps, left_s)
 
 
 def prepare(out: Path, device: str) -> str | None:
@@ -148,7 +137,7 @@ def each_part(device: str, variants: list[str], out: Path, steps: int) -> Iterat
     except Exception as exc:  # noqa: BLE001 - the report says so
         yield Part("preparation", failure(exc, out))
         why = "the preparation failed"
-    for name, part in plan(device, variants, out, steps).items():
+    for name in [*PARTS, *(f"{LOOP}{variant}" for variant in ["plain", *variants])]:
         left_s = limit_s - (time.monotonic() - started)
         if why is not None:
             yield left_out(name, why)
@@ -156,7 +145,8 @@ def each_part(device: str, variants: list[str], out: Path, steps: int) -> Iterat
             yield left_out(name, f"{left_s:.0f} of {limit_s:.0f} s were left")
         else:
             print(f"{name} ...", flush=True)
-            yield attempt(name, functools.partial(part, left_s), out)
+            part = functools.partial(run_part, name, out, device, steps, left_s)
+            yield attempt(name, part, out)
 
 
 def attempt(name: str, run: Callable[[], Part], out: Path) -> Part:
@@ -208,9 +198,9 @@ def main() -> int:
     device, out = arguments.device, arguments.out.absolute()
     if (problem := own_folder(out, device)) is not None:
         parser.exit(EXIT_REASON, f"{parser.prog}: error: {problem}\n")
-    signals.answer(signals.interrupt)
+    answer_signals(interrupt)
     parts = run_all(device, variants, out, arguments.steps)
-    signals.answer(signal.SIG_IGN)  # a second one does not keep the report from being written
+    answer_signals(signal.SIG_IGN)  # a second one does not keep the report from being written
     print(report.write(out, device, parts), end="")
     return 0 if report.passed(parts) else 1
 

@@ -12,9 +12,6 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from scripts.gpu_test.model import SHAPES, flops_of_a_token, peak_flops
 from scripts.gpu_test.parts import Figures
@@ -24,24 +21,6 @@ COUNT = 8
 """Trajectories of a batch."""
 STEPS = 4
 """The first warms up."""
-
-
-def make_samples(length: int, vocabulary: int) -> list[Any]:
-    """Return random trajectories, whose tokens were all sampled but the first."""
-    from agent_r1.learner.engine.interface import TrainSample
-
-    rng = np.random.default_rng(0)
-    mask = np.ones(length, np.bool_)
-    mask[0] = False
-    return [
-        TrainSample(
-            token_ids=rng.integers(0, vocabulary, length).astype(np.int32),
-            loss_mask=mask,
-            rollout_logprobs=np.where(mask, -9.0, 0.0).astype(np.float32),
-            advantages=np.where(mask, rng.normal(), 0.0).astype(np.float32),
-        )
-        for _ in range(COUNT)
-    ]
 
 
 def run(folder: Path, model: str, device: str) -> None:
@@ -54,6 +33,7 @@ def run(folder: Path, model: str, device: str) -> None:
     from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
     from agent_r1.learner.engine.ranks.messages import EngineSetup
     from agent_r1.runtime.config import ModelConfig
+    from benchmarks.samples import random_samples
 
     figures, length, shape = Figures(folder), LENGTH[device], SHAPES[device]
     config = EngineConfig.model_validate(
@@ -68,7 +48,7 @@ def run(folder: Path, model: str, device: str) -> None:
     started = time.perf_counter()
     engine = DeepSpeedPolicyEngine(EngineSetup.of(table, config))
     figures.note(load_s=round(time.perf_counter() - started, 1))
-    samples = make_samples(length, shape["vocab_size"])
+    samples = random_samples([length] * COUNT, shape["vocab_size"])
     seconds: list[float] = []
     losses: list[float] = []
     for _ in range(STEPS):

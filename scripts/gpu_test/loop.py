@@ -10,9 +10,9 @@ import json
 import signal
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,11 @@ from agent_r1.config.estimate import total
 from agent_r1.config.run import load_config
 from agent_r1.runtime.files.json_lines import split_lines
 from agent_r1.runtime.gpus import read_gpus
+from benchmarks.processes import PLUGINS, memory_of
 from scripts.gpu_test.model import EXAMPLE
 from scripts.gpu_test.parts import (
     ENDED,
     PASSED,
-    ROOT,
     Part,
     end,
     reason,
@@ -36,7 +36,6 @@ from scripts.gpu_test.parts import (
     tail,
     with_full_disk,
 )
-from scripts.process_memory import memory_of
 
 POLL_S = 0.25
 SETS = ("hotpot_like", "wiki2_like", "musique_like")
@@ -93,12 +92,12 @@ def settings_of(out: Path, run: Path, device: str, steps: int, variant: Variant)
     world = out / "world"
     values: dict[str, object] = {
         "run.id": f"gpu-test-{run.name}",
-        "run.plugins": [str(Path(__file__).parent), str(ROOT / "scripts")],
+        "run.plugins": [str(PLUGINS)],
         "model.path": str(out / "model"),
         "model.dtype": "bfloat16",
         "data.train": [str(world / "train.jsonl")],
         "tools.search.corpus": str(world / "corpus.jsonl"),
-        "env.tool_format": "every_turn_searches:EveryTurnSearches",
+        "env.tool_format": "bench_parts:EveryTurnSearches",
         "env.max_turns": 3,
         "learner.steps": steps,
         "learner.lr": 1e-5,
@@ -114,7 +113,7 @@ def settings_of(out: Path, run: Path, device: str, steps: int, variant: Variant)
         key: value if isinstance(value, str) else json.dumps(value)
         for key, value in {**values, **sets}.items()
     }
-    rewards = 'reward.components={"bench_step:chance" = 1.0}'
+    rewards = 'reward.components={"bench_parts:chance" = 1.0}'
     return [*(f"{key}={text}" for key, text in texts.items()), rewards]
 
 
@@ -168,9 +167,6 @@ def train(
     deadline = time.monotonic() + timeout_s
     with log.open("ab") as output:
         process = start(command, output)
-        ended = threading.Event()
-        watching = threading.Thread(target=_keep_looking, args=(watch, process.pid, ended))
-        watching.start()
         try:
             while process.poll() is None:
                 if stop is not None and read_steps(stop):
@@ -179,26 +175,16 @@ def train(
                 if time.monotonic() > deadline:
                     end(process)
                     return f"not done after {timeout_s:.0f} s"
-                ended.wait(POLL_S)
+                with suppress(psutil.Error):  # it has just ended
+                    watch.look(psutil.Process(process.pid))
+                time.sleep(POLL_S)
         except KeyboardInterrupt as exc:
             end(process)
             return reason(exc)
         except BaseException:
             end(process)
             raise
-        finally:
-            ended.set()
-            watching.join()
     return PASSED if process.returncode == 0 else f"agent-r1 train ended with {process.returncode}"
-
-
-def _keep_looking(watch: Watch, pid: int, ended: threading.Event) -> None:
-    root = psutil.Process(pid)
-    while not ended.wait(POLL_S):
-        try:
-            watch.look(root)
-        except psutil.Error:
-            return
 
 
 def compare_memory(

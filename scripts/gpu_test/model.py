@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.models import SHAPES as RANDOM_SHAPES
 from scripts.gpu_test.parts import ROOT
-from scripts.model_shapes import QWEN
 
 EXAMPLE = ROOT / "examples" / "tiny_world"
 TOKENS_OF_A_TURN = 64
+QWEN = RANDOM_SHAPES["0.5b"]
 TINY = {
     **QWEN,
     "hidden_size": 64,

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -52,6 +52,18 @@ class Part:
     def as_json(self) -> dict[str, Any]:
         """Return what the report holds of it."""
         return asdict(self)
+
+
+def answer_signals(handler: Callable[[int, object], None] | signal.Handlers) -> None:
+    """Let a handler answer the signals that end a program, unless they are ignored (nohup)."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+def interrupt(number: int, _: object) -> None:
+    """End in order, so that there is a report."""
+    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def left_out(name: str, why: str) -> Part:

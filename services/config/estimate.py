@@ -1,6 +1,6 @@
 """Memory and disk that a run will take, worked out from its configuration and the model's.
 
-`agent-r1 check` prints it; scripts/bench_estimate.py compares it with what is measured on a CPU.
+`agent-r1 check` prints it; benchmarks/estimate.py compares it with what is measured on a CPU.
 Nothing is loaded: the weights are counted on a device without memory.
 
 Dimension key: P = weights, T = tokens of a micro-batch, L = layers, H = hidden size,

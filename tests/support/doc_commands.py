@@ -83,9 +83,7 @@ ELSEWHERE = {
     ("docs/scale-out.md", "agent-r1"): "tests/support/run_on_hosts.py",
     ("docs/scale-out.md", "cat > redis.conf"): "tests/support/run_on_hosts.py",
     ("docs/search.md", "agent-r1 search index"): "tests/integration/test_elasticsearch_index.py",
-    ("docs/search.md", "python scripts/bench_search.py"): (
-        "tests/integration/test_elasticsearch_parity.py"
-    ),
+    ("docs/search.md", "AGENT_R1_REAL_DATA="): ("tests/integration/test_elasticsearch_parity.py"),
     ("docs/serving.md", "vllm serve out"): "tests/e2e/test_export.py",
     ("docs/tools.md", ""): "tests/integration/test_tool_swap.py",
     ("docs/tutorial.md", ""): "tests/e2e/test_wheel.py",

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -186,3 +187,20 @@ class RunOnHosts:
         files = sorted((self.folder / "trajectories").glob("step_*.jsonl"))
         lines = [line for file in files for line in file.read_text().splitlines()]
         return [one for one in map(json.loads, lines) if one["trained"]]
+
+    def problems(self, batch: int, wanted_score: float) -> list[str]:
+        """Say what is wrong unless all samples were trained once and the model has learned.
+
+        Args:
+            batch: samples of a step.
+            wanted_score: exact match that the model must reach.
+        """
+        summary = self.summary()
+        samples = Counter((one["group_id"], one["sample_index"]) for one in self.trained())
+        wanted, score = summary["steps"] * batch, summary["em_after"]
+        return [
+            *([] if summary["status"] == "finished" else [f"the run is {summary['status']}"]),
+            *([] if len(samples) == wanted else [f"{len(samples)} of {wanted} samples trained"]),
+            *(f"{sample} was trained {n} times" for sample, n in samples.items() if n > 1),
+            *([] if score >= wanted_score else [f"the score, {score}, is below {wanted_score}"]),
+        ]

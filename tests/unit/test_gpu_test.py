@@ -19,9 +19,9 @@ from agent_r1.learner.reporting import step_report
 from agent_r1.runtime.files import room
 from agent_r1.runtime.gpus import Device
 from agent_r1.text.reading import parse_turn
+from benchmarks.plugins.bench_parts import EveryTurnSearches
 from scripts.gpu_test import __main__ as main
-from scripts.gpu_test import engine, learner, loop, machine, model, parts, report, signals
-from scripts.gpu_test.every_turn_searches import EveryTurnSearches
+from scripts.gpu_test import engine, loop, machine, model, parts, report
 from scripts.gpu_test.parts import Part
 
 START = """\
@@ -142,11 +142,6 @@ def test_the_share_of_a_gpus_peak():
     assert model.peak_flops("some other device") is None
 
 
-def test_samples_of_the_learner_alone_fill_its_batch():
-    samples = learner.make_samples(16, 100)
-    assert [(len(one.token_ids), int(one.loss_mask.sum())) for one in samples] == [(16, 15)] * 8
-
-
 @pytest.fixture
 def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder; the look at the machine and the preparation find nothing wrong and do nothing."""
@@ -210,6 +205,9 @@ def test_a_part_that_a_signal_ends_is_the_last(
         os.kill(os.getpid(), number)
         raise AssertionError("the signal came to nothing")
 
+    def run_part(*_: Any) -> Part:
+        return parts.run_process(*HANGS, out / "part", 60.0)
+
     ended: list[Any] = []
     real_wait = subprocess.Popen[bytes].wait
     before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
@@ -217,9 +215,8 @@ def test_a_part_that_a_signal_ends_is_the_last(
         signal.signal(one, signal.SIG_DFL)
     monkeypatch.setattr(parts, "__package__", "tests.support")
     monkeypatch.setattr(subprocess.Popen, "wait", wait)
-    hangs = {"diagnosis_part": lambda left_s: parts.run_process(*HANGS, out / "part", 60.0)}
-    monkeypatch.setattr(main, "plan", lambda *_: hangs | {"never": hangs["diagnosis_part"]})
-    signals.answer(signals.interrupt)
+    monkeypatch.setattr(main, "run_part", run_part)
+    parts.answer_signals(parts.interrupt)
     try:
         found = main.run_all("cpu", [], out, steps=2)
     finally:
@@ -511,44 +508,6 @@ def test_a_folder_of_others_is_refused_and_left_alone(tmp_path: Path, files: dic
     said = f"--out ({tmp_path}) holds files that are not of a report; name another folder"
     assert main.own_folder(tmp_path, "cpu") == said
     assert {name: (tmp_path / name).read_text() for name in files} == files
-
-
-@pytest.mark.parametrize(
-    ("number", "said"),
-    [
-        (signal.SIGINT, ""),
-        (signal.SIGTERM, "gpu_test: ended by SIGTERM before it began\n"),
-        (signal.SIGHUP, "gpu_test: ended by SIGHUP before it began\n"),
-    ],
-)
-def test_a_signal_while_it_is_imported_gives_no_traceback(
-    tmp_path: Path, number: signal.Signals, said: str
-):
-    hook = tmp_path / "sitecustomize.py"
-    hook.write_text(INTERRUPT.format(number=int(number)))
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    code = f"import signal; signal.signal({int(number)}, signal.SIG_DFL); "
-    code += "import runpy; runpy.run_module('scripts.gpu_test', run_name='__main__')"
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=parts.ROOT,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (run.returncode, run.stderr) == (-number, said)
-
-
-INTERRUPT = """
-import os, signal, sys
-class Interrupt:
-    def find_spec(self, name, path=None, target=None):
-        if name == "agent_r1.config.gpu_looks":
-            os.kill(os.getpid(), {number})
-sys.meta_path.insert(0, Interrupt())
-"""
-"""Sends a signal when the first of our modules is imported."""
 
 
 def test_a_variant_that_is_not_there_is_refused():

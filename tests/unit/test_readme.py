@@ -96,7 +96,7 @@ OWN_FILES = [
 """Papers that name no files but the repository's."""
 CODE = [
     path
-    for folder in ("services", "proto", "deploy", "scripts", "examples", "tests")
+    for folder in ("services", "proto", "deploy", "scripts", "benchmarks", "examples", "tests")
     for path in sorted((REPOSITORY / folder).rglob("*.py"))
 ]
 

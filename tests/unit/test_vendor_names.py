@@ -70,7 +70,7 @@ def test_a_keyword_that_a_method_has_lost_is_found(
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "a.py").write_text("class A:\n    def pause_scheduler_async(self, mode): ...\n")
-    monkeypatch.setattr(vendor_uses, "ATTRIBUTES", "vllm.a A.pause_scheduler_async")
+    monkeypatch.setattr(vendor_uses, "listed", lambda: [("vllm.a", "A.pause_scheduler_async")])
     policy = "services/rollout/vllm/policy.py"
     assert vendor_uses.untaken(tmp_path) == [f"{policy} pause_scheduler_async(clear_cache)"]
 
@@ -94,10 +94,10 @@ USED = {
 
 @pytest.mark.slow
 def test_names_that_are_not_listed_are_found(vendor_uses: Any, monkeypatch: pytest.MonkeyPatch):
-    lines = vendor_uses.ATTRIBUTES.strip().splitlines()
-    shorter = [line for line in lines if line.split()[1] not in USED]
-    assert len(shorter) == len(lines) - len(USED)
-    monkeypatch.setattr(vendor_uses, "ATTRIBUTES", "\n".join(shorter))
+    names = vendor_uses.listed()
+    shorter = [(module, path) for module, path in names if path not in USED]
+    assert len(shorter) == len(names) - len(USED)
+    monkeypatch.setattr(vendor_uses, "listed", lambda: shorter)
     assert sorted(vendor_uses.unlisted()) == sorted(
         f"services/{file} {name.rpartition('.')[2].strip(chr(34))}" for name, file in USED.items()
     )
@@ -187,8 +187,7 @@ def test_a_parameter_that_a_release_has_lost_is_missing(vendor_names: Any, tmp_p
 
 def test_a_misspelt_name_is_missing(vendor_names: Any):
     folder = vendor_names.installed_vllm()
-    listed = [line.split() for line in vendor_names.ATTRIBUTES.strip().splitlines()]
-    of_vllm = [(module, path) for module, path in listed if module.startswith("vllm.")]
+    of_vllm = [name for name in vendor_names.listed() if name[0].startswith("vllm.")]
     assert ("vllm.v1.metrics.stats", "SchedulerStats.num_skipped_waiting_reqs") in of_vllm
     for module, path in of_vllm:
         assert not vendor_names.is_there(module, f"{path}_x", folder), path

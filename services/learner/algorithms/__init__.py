@@ -77,7 +77,7 @@ def find_advantage(name: str) -> type[AdvantageEstimator]:
 
 def _is_estimator(found: object) -> TypeGuard[type[AdvantageEstimator]]:
     is_kind = isinstance(found, type) and issubclass(found, AdvantageEstimator)
-    return is_kind and not inspect.isabstract(cast(object, found))
+    return is_kind and not inspect.isabstract(cast("object", found))
 
 
 def make_advantage(name: str, parameters: Mapping[str, Any]) -> AdvantageEstimator:
