@@ -124,7 +124,7 @@ class Replica:
         self._folder.cleanup()
 
 
-DEPLOYMENT = cast("Deployment", serve.deployment(Replica))  # it says that it returns a function
+DEPLOYMENT = cast(Deployment, serve.deployment(Replica))  # it says that it returns a function
 
 
 def count_servers(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:

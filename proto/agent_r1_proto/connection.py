@@ -188,10 +188,10 @@ class RedisConnection:
             NotRedisError: something answers there that is not Redis, or lets this user do nothing.
         """
         # redis-py leaves half of its types open; strict checking stops at its door.
-        pool: Any = cast("Any", BlockingConnectionPool).from_url(
+        pool: Any = cast(Any, BlockingConnectionPool).from_url(
             url, socket_timeout=SOCKET_TIMEOUT_S, max_connections=MAX_CONNECTIONS, timeout=None
         )
-        client: Any = cast("Any", Redis).from_pool(pool)
+        client: Any = cast(Any, Redis).from_pool(pool)
         connection = cls(client, Keys(run_id), lease_s, max_processing_failures)
         connection.address = hide_password(url)
         try:

@@ -68,7 +68,7 @@ def _stored(part: object) -> object:
     """Return a part that holds an image itself, as versions before 4.0 kept it, by its hash."""
     if isinstance(part, dict) and "data_base64" in part:
         part = ImagePart.model_validate(part)
-    return StoredImage.of(part) if isinstance(part, ImagePart) else cast("object", part)
+    return StoredImage.of(part) if isinstance(part, ImagePart) else cast(object, part)
 
 
 Part = Annotated[

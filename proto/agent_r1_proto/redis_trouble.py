@@ -143,7 +143,7 @@ async def find_trouble(
         key: that is written: `Keys.probe` of the run.
         timeout_s: longest wait.
     """
-    client: Any = cast("Any", Redis).from_url(url)
+    client: Any = cast(Any, Redis).from_url(url)
     try:
         # One limit over all of it: the client itself tries again.
         async with asyncio.timeout(timeout_s):

@@ -616,6 +616,6 @@ def _rows(reply: Any) -> list[tuple[bytes, Fields | None]]:
     if not reply:
         return []
     if isinstance(reply, dict):  # RESP3: {stream: [[row, ...]]}
-        groups = next(iter(cast("dict[Any, Any]", reply).values()))
+        groups = next(iter(cast(dict[Any, Any], reply).values()))
         return list(groups[0]) if groups and isinstance(groups[0], list) else list(groups)
     return list(reply[0][1])

@@ -79,7 +79,7 @@ def _figures(
 ) -> GradientFigures:
     changes = {"algorithm": "turn_ppo", "advantage": "turn_gae", "gamma": 1.0, "lam": turn_lam}
     turn_config = config.model_copy(update=changes)
-    by_turn = build_samples(batch, turn_config, cast("PolicyEngine", StateMeans(batch)))
+    by_turn = build_samples(batch, turn_config, cast(PolicyEngine, StateMeans(batch)))
     gradients = trajectory_gradients(policy, build_samples(batch, config).samples)
     compared = sum_of_gradients(policy, by_turn.samples)
     total = gradients.sum(0)

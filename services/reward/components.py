@@ -88,4 +88,4 @@ def load_component(name: str) -> Component:
             "return a number"
         )
     check_call(found, "request", name=f"reward.components: {name}")
-    return cast("Component", found)
+    return cast(Component, found)

@@ -54,10 +54,10 @@ def map_texts(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
-        found = cast("dict[str, Any]", value)
+        found = cast(dict[str, Any], value)
         return {change(key): map_texts(item, change) for key, item in found.items()}
     if isinstance(value, list):
-        return [map_texts(item, change) for item in cast("list[Any]", value)]
+        return [map_texts(item, change) for item in cast(list[Any], value)]
     return value
 
 

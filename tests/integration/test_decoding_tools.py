@@ -34,7 +34,7 @@ async def served(tool: Tool) -> AsyncIterator[FakeToolServer]:
     listener = bind(tool.name, listen, None)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     async with serving(create_app(ToolService(tool, instance="one")), listener, listen, None):
-        yield cast("FakeToolServer", Served(tool.name, url))
+        yield cast(FakeToolServer, Served(tool.name, url))
     listener.close()
 
 

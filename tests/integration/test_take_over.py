@@ -179,7 +179,7 @@ async def test_the_launcher_leaves_the_keys_of_a_run_that_is_trained(
 
     services: Any = SimpleNamespace(start_redis=start_redis, holds_run_id=False)
     run = RunConfig(id=run_id, dir=tmp_path / "copy")
-    config = cast("Config", SimpleNamespace(run=run, redis=RedisConfig(url=redis_url)))
+    config = cast(Config, SimpleNamespace(run=run, redis=RedisConfig(url=redis_url)))
     async with await Broker.connect(redis_url, run_id) as broker:
         heartbeat = Heartbeat(Registry(broker), tmp_path / "run", LEASE_S)
         beating = asyncio.create_task(heartbeat.beat_forever())

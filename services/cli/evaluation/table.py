@@ -243,7 +243,7 @@ def results_of(plan: TablePlan, command: str) -> TableResults:
             cells[run.folder] = cell
     for method in plan.methods:
         runs = [cells[run.folder] for run in method.runs if run.folder in cells]
-        rows.append(replace(cast("Row[Any]", method), runs=runs))
+        rows.append(replace(cast(Row[Any], method), runs=runs))
     return TableResults(
         name=plan.name,
         table=plan.asked,

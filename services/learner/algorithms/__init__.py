@@ -77,7 +77,7 @@ def find_advantage(name: str) -> type[AdvantageEstimator]:
 
 def _is_estimator(found: object) -> TypeGuard[type[AdvantageEstimator]]:
     is_kind = isinstance(found, type) and issubclass(found, AdvantageEstimator)
-    return is_kind and not inspect.isabstract(cast("object", found))
+    return is_kind and not inspect.isabstract(cast(object, found))
 
 
 def make_advantage(name: str, parameters: Mapping[str, Any]) -> AdvantageEstimator:
@@ -116,7 +116,7 @@ def find_policy_loss(name: str) -> PolicyLossFunction:
     if not callable(function):
         raise ValueError(f"{key} is {kind_of(function)}; it must be a function")
     check_call(function, "inputs", "options", name=key)
-    return cast("PolicyLossFunction", function)
+    return cast(PolicyLossFunction, function)
 
 
 def is_zero_without_advantage(name: str) -> bool:

@@ -36,7 +36,7 @@ class CriticModule(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.decoder = model.get_decoder()
-        hidden_size = cast("int", model.config.get_text_config().hidden_size)
+        hidden_size = cast(int, model.config.get_text_config().hidden_size)
         self.head = nn.Linear(hidden_size, 1, dtype=model.dtype)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)

@@ -48,7 +48,7 @@ class _Linear(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not uses_one_dnn(input):
             return super().forward(input)
-        return cast("torch.Tensor", _Product.apply(input, self.weight, self.bias))
+        return cast(torch.Tensor, _Product.apply(input, self.weight, self.bias))
 
 
 def use_fast_products(model: nn.Module) -> None:

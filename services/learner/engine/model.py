@@ -65,7 +65,7 @@ class PolicyModule(nn.Module):
     def __init__(self, model: PreTrainedModel, chunk_tokens: int) -> None:
         super().__init__()
         self.decoder = model.get_decoder()
-        self.head = LogprobHead(cast("nn.Linear", model.get_output_embeddings()), chunk_tokens)
+        self.head = LogprobHead(cast(nn.Linear, model.get_output_embeddings()), chunk_tokens)
 
     def forward(
         self,
@@ -194,7 +194,7 @@ def prepare_layout(model: PreTrainedModel, layout: Layout) -> None:
     """
     if layout == "padded":
         return
-    attention = cast("str", model.config._attn_implementation)
+    attention = cast(str, model.config._attn_implementation)
     if layout == "shared" and attention != CHECKED_ATTENTION:
         raise ValueError(
             "learner.share_prefixes = true has an attention of its own, in place of "

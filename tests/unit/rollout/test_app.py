@@ -19,7 +19,7 @@ from tests.support.fakes import FakePolicy
 @pytest.fixture
 async def client():
     policy = FakePolicy([[1]], eos_token_ids=[1])
-    registry = cast("Registry", None)  # no request here gets as far as Redis
+    registry = cast(Registry, None)  # no request here gets as far as Redis
     versions = WeightVersions(policy, registry, FileFetcher(Path("/nowhere"), "run"))
     app = create_app(server_id="r1", policy=policy, versions=versions, in_flight=lambda: 3)
     transport = httpx.ASGITransport(app)

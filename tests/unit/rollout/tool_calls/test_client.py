@@ -371,7 +371,7 @@ class NoTools:
 async def test_a_tool_whose_compose_profile_is_off_is_named_with_the_line_that_turns_it_on(
     names: list[str], said: str
 ):
-    client = ToolClient({}, registry=cast("ToolRegistry", NoTools()), announced=names)
+    client = ToolClient({}, registry=cast(ToolRegistry, NoTools()), announced=names)
     try:
         with pytest.raises(ValueError, match="is announced in the tool pool 'compose'") as caught:
             await client.start(wait_s=0.0)
