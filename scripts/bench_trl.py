@@ -233,12 +233,14 @@ groups_per_batch = {cell.questions}
 group_size = {cell.group_size}
 max_staleness = {cell.staleness}
 algorithm = "grpo"
+checkpoint_every = 0
+
+[engine]
 lr = {cell.lr}
 betas = [{BETAS[0]}, {BETAS[1]}]
 max_grad_norm = {MAX_GRAD_NORM}
 max_tokens_per_microbatch = 4096
 device = "cpu"
-checkpoint_every = 0
 """
 
 

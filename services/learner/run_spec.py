@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.learner.checkpoints.run_store import RunStore, open_run_store
-from agent_r1.learner.config import EvaluationConfig, LearnerConfig
+from agent_r1.learner.config import EngineConfig, EvaluationConfig, LearnerConfig
 from agent_r1.learner.prompts import PromptOrder
 from agent_r1.learner.redis_memory import SERVER_MAXMEMORY, redis_memory_problem
 from agent_r1.learner.reporting.run_folder import RunFolder
@@ -28,6 +28,7 @@ class RunSpec:
     model: ModelConfig
     redis: RedisConfig
     learner: LearnerConfig
+    engine: EngineConfig
     evaluation: EvaluationConfig
     prompts: PromptOrder
     eval_sets: dict[str, list[Task]]
@@ -89,6 +90,7 @@ def make_run_spec(
     redis: RedisConfig,
     prompts: PromptOrder,
     learner: LearnerConfig,
+    engine: EngineConfig,
     evaluation: EvaluationConfig,
     resolved_config: Mapping[str, Any],
     resume: bool,
@@ -114,6 +116,7 @@ def make_run_spec(
         model=model,
         redis=redis,
         learner=learner,
+        engine=engine,
         evaluation=evaluation,
         prompts=prompts,
         eval_sets=read_sets(evaluation.sets, evaluation.max_questions),

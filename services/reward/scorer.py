@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -26,7 +26,7 @@ from agent_r1.reward.critic import Critic
 from agent_r1.reward.judge import Judge
 from agent_r1.reward.model_server import TOKENS_ASKED
 from agent_r1.reward.reward_model import RewardModel
-from agent_r1.reward.versions import Versions
+from agent_r1.reward.versions import AskingComponent, Versions
 from agent_r1.text.reading import TurnReader
 from agent_r1_proto.component_notes import begin_component
 from agent_r1_proto.rewards import (
@@ -39,6 +39,12 @@ from agent_r1_proto.rewards import (
 )
 from agent_r1_proto.trajectory import Trajectory, Turn
 
+ASKED_THROUGH: dict[str, Callable[[Any, float], AskingComponent]] = {
+    "judge": Judge,
+    "reward_model": RewardModel,
+    "critic": Critic,
+}
+"""Built-in components that ask a language model."""
 PATIENCE = 0.9
 """Share of a component's time for which a server that is away is asked again, so that the error can
 say why."""
@@ -71,14 +77,9 @@ class Scorer:
         self.asking: dict[str, Versions[Any]] = {}
         """The components that ask a language model."""
         patience_s = PATIENCE * config.component_timeout_s
-        if config.judge is not None:
-            self.asking["judge"] = Versions(config.judge, lambda table: Judge(table, patience_s))
-        if config.model is not None:
-            self.asking["reward_model"] = Versions(
-                config.model, lambda table: RewardModel(table, patience_s)
-            )
-        if config.critic is not None:
-            self.asking["critic"] = Versions(config.critic, lambda table: Critic(table, patience_s))
+        for name, table in config.servers.named().items():
+            make = ASKED_THROUGH[name]
+            self.asking[name] = Versions(table, lambda table, make=make: make(table, patience_s))
         self._threads = ThreadPoolExecutor(config.max_concurrent, thread_name_prefix="component")
 
     async def score(self, request: ScoreRequest, versions: Mapping[str, str] = {}) -> Reward:

@@ -41,7 +41,6 @@ from agent_r1.evaluation.matrix.data_sets import (
 )
 from agent_r1.evaluation.matrix.questions import Question
 from agent_r1.evaluation.matrix.report import CellKey
-from agent_r1.reward.components import ASKING
 from agent_r1.reward.config import measuring_advice
 from agent_r1.runtime.files.data_source import DataSource
 from agent_r1.runtime.files.source import write_lines
@@ -383,9 +382,9 @@ def _settings(config: Config, asked: QuestioningConfig, source: DataSource) -> d
         **({} if asked.attempts == 1 else {"attempts": asked.attempts}),
         **({"greedy_first": True} if asked.greedy_first else {}),
         **{
-            f"reward.{table}.model": getattr(config.reward, table).model
-            for name, table in ASKING.items()
-            if name in config.reward.components
+            # As version 1 of the configuration called the tables, so that older cells count.
+            f"reward.{name.removeprefix('reward_')}.model": table.model
+            for name, table in config.reward.servers.named().items()
         },
     }
     if asked.decoding is not None:

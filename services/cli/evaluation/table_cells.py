@@ -8,6 +8,7 @@ part.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -25,18 +26,17 @@ from agent_r1.config.run import ConfigError
 from agent_r1.evaluation.answers import differences
 from agent_r1.evaluation.table.config import BASELINE_TITLES, EXACT_MATCH
 from agent_r1.evaluation.table.run import Scores, SeedScores
-from agent_r1.reward.components import ASKING
 from agent_r1.runtime.files.writing import write_atomically
 from agent_r1_proto.messages import StrictMessage
 
 DECISIVE = (
-    *("model.", "data.", "env.", "tools.", "learner.", "evaluation."),
+    *("model.", "data.", "env.", "tools.", "learner.", "engine.", "evaluation."),
     *("reward.components", "reward.rule", "reward.ranges"),
 )
 """How keys begin that a cell holds; the others say where and how fast a run is made."""
-OF_TRAINING = ("learner.", "data.", SEED_KEY)
+OF_TRAINING = ("learner.", "engine.", "data.", SEED_KEY)
 """And of these, a baseline's cell holds none."""
-MODELS = tuple(f"reward.{table}." for table in ASKING.values())
+MODEL_KEY = re.compile(r"reward\.servers\.\w+\.(\w+)")
 OF_A_SERVER = ("url", "api_key", "max_concurrent", "requests_per_minute", "cache_size")
 """Of the models that score, a cell holds every key but these."""
 
@@ -170,8 +170,8 @@ def _settings(run: PlannedRun) -> dict[str, JsonValue]:
 
 
 def _is_decisive(key: str) -> bool:
-    if key.startswith(MODELS):
-        return key.split(".")[2] not in OF_A_SERVER
+    if of_model := MODEL_KEY.match(key):
+        return of_model[1] not in OF_A_SERVER
     return key.startswith((*DECISIVE, SEED_KEY))
 
 

@@ -20,7 +20,7 @@ from pydantic import JsonValue, ValidationError
 from agent_r1.cli.evaluation.evaluate import check_search
 from agent_r1.config import checks as config_checks
 from agent_r1.config.code import Findings
-from agent_r1.config.files import read_file
+from agent_r1.config.files import VERSION_KEY, read_file
 from agent_r1.config.run import OUTPUT_KEYS, Config, dump_config, load_config
 from agent_r1.config.sources import (
     ConfigError,
@@ -31,6 +31,7 @@ from agent_r1.config.sources import (
     located,
     option_settings,
 )
+from agent_r1.config.versions import translate_dotted
 from agent_r1.evaluation.answers import differences
 from agent_r1.evaluation.table.config import (
     BASELINE_TITLES,
@@ -48,12 +49,12 @@ CANARY = "learner.canary_"
 """How keys begin that say how closely pushes are watched."""
 RULE = "reward.rule"
 COMPONENTS = "reward.components."
-ROW_KEYS = ("learner.", "evaluation.", "run.seed", "run.dir", "model.path")
+ROW_KEYS = ("learner.", "engine.", "evaluation.", "run.seed", "run.dir", "model.path")
 """What may differ between runs: nothing that a service which stays up needs. Each learner pushes
 the weights of its own model."""
 SAME_KEYS = ("evaluation.sets", "evaluation.temperature", "evaluation.max_questions")
 """And these may not, or rows would answer different questions."""
-SEED_KEY, DIR_KEY, MODEL_KEY = "run.seed", "run.dir", "model.path"
+SEED_KEY, DIR_KEY = "run.seed", "run.dir"
 SEED = "{seed}"
 """Stands for the seed of the run in a value of a method."""
 EVALUATED = {"evaluation.before": False, "evaluation.every": 0, "evaluation.after": True}
@@ -249,15 +250,20 @@ def chosen(plan: TablePlan, only: str | None) -> list[str] | None:
 
 
 def flat_settings(config: Config) -> dict[str, JsonValue]:
-    """Return every value of a run's configuration by dotted key, except its folder."""
+    """Return every value of a run's configuration by dotted key, without its folder and version.
+
+    Those of other commands, which inherit from `[engine]`, are left out as well.
+    """
     return flat_values(dump_config(config)[0])
 
 
 def flat_values(values: Mapping[str, Any]) -> dict[str, JsonValue]:
     """Return the values of a `config.json` in the same form."""
-    found = dict(flat_leaves(values))
-    found.pop(DIR_KEY, None)
-    return found
+    return {
+        key: value
+        for key, value in flat_leaves(values)
+        if key not in (DIR_KEY, VERSION_KEY) and not key.startswith(("sft.", "train_reward."))
+    }
 
 
 def chosen_seeds(plan: TablePlan, seeds: str | None) -> list[int] | None:
@@ -285,11 +291,12 @@ def differences_since(
     none may differ: keys of the canary, and components that are measured only.
 
     Args:
-        there: settings of the earlier run by dotted key.
+        there: settings of the earlier run by dotted key, also those of an older version.
         here: those of the planned one, in the same form.
         config: of the planned one.
         measure: the component that the table compares, which both must measure.
     """
+    there = translate_dotted(there)
     changed = dict(flat_leaves(config.model_dump(mode="json", exclude_defaults=True)))
     kept = {key: value for key, value in here.items() if key in there or key in changed}
     return differences(_without_watching(there, measure), _without_watching(kept, measure))
@@ -356,9 +363,7 @@ def _options(values: Mapping[str, Any], folder: Path, where: str) -> list[str]:
             raise ConfigError(f"{where}: {name} is set by the table itself; remove it")
         with _named(where):
             list(option_settings(Config, [f"{name}={_toml(value)}"]))
-        if name == MODEL_KEY and (str(value).startswith(".") or (folder / str(value)).is_dir()):
-            value = str((folder / str(value)).resolve())  # else the name of a model on the hub
-        elif key not in OUTPUT_KEYS:
+        if key not in OUTPUT_KEYS:
             value = located(value, field_annotation(Config, key), folder)
         options.append(f"{name}={_toml(value)}")
     return options
@@ -408,7 +413,8 @@ def _check_run(config: Config, base: Config, settings: Mapping[str, JsonValue]) 
             raise ConfigError(
                 f"{key} ({here.get(key)!r}) differs from that of the other rows "
                 f"({there.get(key)!r}): the services keep running between runs, so a method "
-                "may set only learner.*, evaluation.* and model.path; move it to [defaults]"
+                "may set only learner.*, engine.*, evaluation.* and model.path; move it to "
+                "[defaults]"
             )
         if any(key == name or key.startswith(f"{name}.") for name in SAME_KEYS):
             raise ConfigError(

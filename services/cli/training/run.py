@@ -358,11 +358,11 @@ def _serve_learner(
     named: Config, announce_dir: Path | None, *, resume: bool, take_over: bool
 ) -> int:
     config = _with_folders(named)
-    place = read_place(os.environ, config.learner.ranks, "learner")
+    place = read_place(os.environ, config.engine.ranks, "engine")
     if place.rank > 0:
         from agent_r1.learner import main as learner
 
-        learner.follow(config.run, config.model, config.learner, place)
+        learner.follow(config.run, config.model, config.learner, config.engine, place)
     _redis(config)
     prompts = config.prompt_order()
     if config.learner.transport == "http":
@@ -383,6 +383,7 @@ def _serve_learner(
             redis=config.redis,
             prompts=prompts,
             learner=config.learner,
+            engine=config.engine,
             evaluation=config.evaluation,
             resolved_config=dump_config(named)[0],
             resume=resume,
@@ -440,7 +441,7 @@ def _train_on_dialogues(
     if table is None:
         config_checks.check(config, purpose)  # says what is missing
         raise ConfigError(f"table [{purpose}] is missing")
-    place = read_place(os.environ, table.ranks, purpose)
+    place = read_place(os.environ, table.engine.ranks, f"{purpose}.engine")
     if place.rank == 0:
         config_checks.check(config, purpose)
     config = _with_folders(config)

@@ -61,7 +61,7 @@ def test_what_keeps_a_run_from_starting_is_named_where_it_belongs(
     monkeypatch.chdir(tmp_path)
     config = write_scene(tmp_path / "example")
     (tmp_path / "example" / "train.jsonl").unlink()
-    options = ["--set", "redis.url=redis://127.0.0.1:1", "--set", 'learner.device="cuda"']
+    options = ["--set", "redis.url=redis://127.0.0.1:1", "--set", 'engine.device="cuda"']
     assert main(["doctor", str(config), *options]) == 2
     output = capsys.readouterr().out
     found = states(output)
