@@ -105,6 +105,7 @@ class Config(StrictConfig):
     rollout: RolloutConfig = RolloutConfig()
     learner: LearnerConfig = LearnerConfig()
     engine: EngineConfig = EngineConfig()
+    """The training engine; `[sft.engine]` and `[train_reward.engine]` hold what differs there."""
     placement: PlacementConfig = PlacementConfig()
     ray: RayConfig = RayConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
