@@ -19,7 +19,7 @@ learn_values() { # folder, files of continued turns
         --set train_reward.trajectories="[$2]" --set train_reward.output="$1"
 }
 led_by() { # folder of a model
-    echo "--set reward.components.reward_model=0.0 --set reward.model.path=$1 --set reward.model.model=turn-values"
+    echo "--set reward.components.reward_model=0.0 --set reward.servers.reward_model.path=$1 --set reward.servers.reward_model.model=turn-values"
 }
 evaluate() { # options
     .venv/bin/agent-r1 evaluate "$example/run.toml" --policy "$run" --decode value_guided "$@"

@@ -242,7 +242,7 @@ def run_ours(cell: Cell, model: Path, steps: int, seed: int, dtype: str) -> dict
         "learner.groups_per_batch": cell.questions,
         "learner.group_size": cell.group_size,
         "learner.max_staleness": cell.staleness,
-        "learner.lr": cell.lr,
+        "engine.lr": cell.lr,
     }
     run_dir = FOLDER / "ours"
     command = train_command(run_dir, settings, config="benchmarks/trl/run.toml")

@@ -106,7 +106,7 @@ class PlacedRanks:
         self._stop_asked = stop_asked
         table = config.ray
         self._resources = dict(table.rank_resources)
-        self._group = placement_group([self._resources] * config.learner.ranks, strategy="PACK")
+        self._group = placement_group([self._resources] * config.engine.ranks, strategy="PACK")
         self._actors: list[Any] = []
         self._nodes: list[Node] = []
 
@@ -114,7 +114,7 @@ class PlacedRanks:
         """Wait for room, and start the actors."""
         try:
             self._wait_for_room()
-            for bundle in range(0 if self._stop_asked() else self._config.learner.ranks):
+            for bundle in range(0 if self._stop_asked() else self._config.engine.ranks):
                 strategy = PlacementGroupSchedulingStrategy(self._group, bundle)
                 options = {**actor_options(self._resources), "scheduling_strategy": strategy}
                 stop_timeout_s = self._config.ray.stop_timeout_s
@@ -129,7 +129,7 @@ class PlacedRanks:
         while not self._stop_asked() and not self._group.wait(POLL_S):
             if time.monotonic() >= next_word:
                 say(
-                    f"waiting for room on the cluster: {self._config.learner.ranks} times "
+                    f"waiting for room on the cluster: {self._config.engine.ranks} times "
                     f"{self._resources} (ray.rank_resources)"
                 )
                 next_word = time.monotonic() + LOUD_S

@@ -276,7 +276,7 @@ def cpus_of(config: Config) -> int:
     table, tools = config.ray, len(config.started_tools())
     servers = max(table.rollout_replicas, table.max_rollout_replicas or 0)
     parts = (
-        (config.learner.ranks, table.rank_resources),
+        (config.engine.ranks, table.rank_resources),
         (servers, table.rollout_resources),
         (table.tool_replicas * tools, table.tool_resources),
         (table.reward_replicas, table.reward_resources),

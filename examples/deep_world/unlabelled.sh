@@ -33,8 +33,8 @@ if [ ! -d "$runs/reward_model" ]; then
         --set "train_reward.trajectories=[$labelled]" \
         --set "train_reward.test_trajectories=[\"$run\"]" \
         --set train_reward.turns=last --set train_reward.epochs=2 \
-        --set train_reward.lr_schedule=linear --set train_reward.min_lr_ratio=0.1 \
-        --set train_reward.ranks=2 --set "train_reward.output=$runs/reward_model"
+        --set train_reward.engine.lr_schedule=linear --set train_reward.engine.min_lr_ratio=0.1 \
+        --set train_reward.engine.ranks=2 --set "train_reward.output=$runs/reward_model"
 fi
 
 .venv/bin/agent-r1 table "$example/unlabelled_true.toml"

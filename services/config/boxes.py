@@ -102,7 +102,7 @@ def memory_loads(
     servers = [server.gpus[0] // machine.gpus for server in where.rollout if server.gpus]
     own = value_bytes(config.model.dtype)
     # Below stage 3 a rank reads a whole model into memory; with it, a tensor at a time.
-    whole = policy.weights if config.learner.zero_stage < 3 else 2 * policy.embedding
+    whole = policy.weights if config.engine.zero_stage < 3 else 2 * policy.embedding
     offloaded = host_parts(config, policy, critic, page_locked=True)
     redis = config.redis.maxmemory_mb * MIB
     loads = []
@@ -136,7 +136,7 @@ def gpu_problems(
     need = total([part for part in learner if part.name != OUTSIDE])  # what torch allocates
     if share is not None and need > share * gpu_bytes:
         yield (
-            f"learner: a rank allocates {readable_size(need)}, and learner.gpu_memory_share "
+            f"learner: a rank allocates {readable_size(need)}, and engine.gpu_memory_share "
             f"({share:g}) allows {readable_size(share * gpu_bytes)}; left out, it is what "
             "rollout.gpu_memory_utilization leaves of a GPU that both share"
         )

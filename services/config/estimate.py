@@ -36,7 +36,7 @@ CUDA, NCCL, FRAGMENTS = 1.5e9, 1e9, 0.05
 """On a GPU, of a process: context, kernels and workspaces; communication between several; and the
 share of everything else that freed memory leaves unusable. Never measured here."""
 OUTSIDE = "CUDA, NCCL"
-"""The part that torch's allocator, and `learner.gpu_memory_share`, does not count."""
+"""The part that torch's allocator, and `engine.gpu_memory_share`, does not count."""
 ENGINE = 3e9
 """What an engine computes in on a GPU: context, graphs, a step's activations. Never measured."""
 PROCESS = 4e9
@@ -275,7 +275,7 @@ def microbatch_tokens(config: Config) -> int:
     trajectory = config.max_segments * config.model.max_context
     longest = config.model.max_context if is_per_token(learner.policy_loss) else trajectory
     batch = learner.groups_per_batch * learner.group_size * trajectory
-    return min(max(learner.max_tokens_per_microbatch, longest), batch)
+    return min(max(config.engine.max_tokens_per_microbatch, longest), batch)
 
 
 def activation_parts(
@@ -306,7 +306,7 @@ def learner_parts(
     config: Config, size: ModelSize, critic: ModelSize | None, *, on_gpu: bool
 ) -> list[Part]:
     """Return the memory of one learner rank, reason by reason: of its GPU, or of the machine."""
-    table, dtype = config.learner, config.model.dtype
+    table, dtype = config.engine, config.model.dtype
     parts = list(state_parts(size, table, dtype, "policy"))
     if _has_reference(config) and table.offload != "all":
         parts.append(Part("reference: weights", _reference_bytes(config, size)))
@@ -328,7 +328,7 @@ def _has_reference(config: Config) -> bool:
 
 
 def _reference_bytes(config: Config, size: ModelSize) -> float:
-    share = config.learner.ranks if config.learner.zero_stage == 3 else 1
+    share = config.engine.ranks if config.engine.zero_stage == 3 else 1
     return size.weights * value_bytes(config.model.dtype) / share
 
 
@@ -336,7 +336,7 @@ def host_parts(
     config: Config, size: ModelSize, critic: ModelSize | None, *, page_locked: bool
 ) -> list[Part]:
     """Return what a rank offloads to the memory of its machine."""
-    table, dtype = config.learner, config.model.dtype
+    table, dtype = config.engine, config.model.dtype
     parts = list(offloaded_parts(size, table, dtype, "policy", page_locked=page_locked))
     if critic is not None:
         parts += offloaded_parts(critic, table, dtype, "critic", page_locked=page_locked)

@@ -1,5 +1,7 @@
 """Configuration files: read, with the files that they extend, and their version checked.
 
+The `config.json` of a run folder may be of an older version: its keys are translated here.
+
 sources.py asks for the chain of a file, lays later files over earlier ones, and reads variables and
 options after them.
 """
@@ -10,12 +12,11 @@ import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
+from agent_r1.config.versions import CONFIG_VERSION, translate
 from agent_r1.runtime.files.foreign import read_text
 
-CONFIG_VERSION: Final = 1
-"""Of the keys and what they mean. A later one is refused: this release would read it wrongly."""
 EXTENDS = "extends"
 VERSION_KEY = "config_version"
 
@@ -67,7 +68,7 @@ def read_chain(file: Path, above: Sequence[Path] = ()) -> list[tuple[Path, dict[
         chain = " -> ".join(str(one) for one in (*above[above.index(where) :], where))
         raise ConfigError(f"{EXTENDS} goes round in a circle: {chain}; remove one of them")
     values = read_file(file)
-    _check_version(values.get(VERSION_KEY, CONFIG_VERSION), file)
+    _check_version(values, file)
     base = values.pop(EXTENDS, None)
     if base is None:
         return [(file, values)]
@@ -79,9 +80,15 @@ def read_chain(file: Path, above: Sequence[Path] = ()) -> list[tuple[Path, dict[
     return [*read_chain(file.parent / Path(base).expanduser(), (*above, where)), (file, values)]
 
 
-def _check_version(version: object, file: Path) -> None:
+def _check_version(values: dict[str, Any], file: Path) -> None:
+    """Refuse a later version, and leave nothing of an older one in what a run has written."""
+    version = values.get(VERSION_KEY)
     if isinstance(version, int) and not isinstance(version, bool) and version > CONFIG_VERSION:
         raise ConfigError(
             f"{VERSION_KEY} ({version}, {file}) must be <= {CONFIG_VERSION}, the newest that this "
             "release of agent-r1 reads; upgrade it"
         )
+    if version == 1:
+        del values[VERSION_KEY]
+    if file.suffix == ".json" and version != CONFIG_VERSION:
+        translate(values)

@@ -177,16 +177,16 @@ def _trains_on_cpu(config: Config, purpose: Purpose) -> bool:
     """Say whether a command needs no GPU, and no engine."""
     table = config.supervised(purpose)
     return table is not None and (
-        table.device == "cpu" or (table.device == "auto" and count_gpus() == 0)
+        table.engine.device == "cpu" or (table.engine.device == "auto" and count_gpus() == 0)
     )
 
 
 def _gpu_problems(config: Config, purpose: Purpose) -> Iterator[str]:
     tables: dict[str, EngineConfig] = {}
     if purpose == "train":
-        tables["learner"] = config.learner
+        tables["engine"] = config.engine
     if (supervised := config.supervised(purpose)) is not None:
-        tables[purpose] = supervised
+        tables[f"{purpose}.engine"] = supervised.engine
     for name, table in tables.items():
         if table.device != "cuda":
             continue
@@ -297,8 +297,8 @@ def _checkpoint_problems(config: Config) -> Iterator[str]:
     from agent_r1.learner.main import engine_setup
 
     # No checkpoint says whether prefixes are shared, and finding that out would import PyTorch.
-    learner = config.learner.model_copy(update={"share_prefixes": False})
-    setup = engine_setup(config.run, config.model, learner)
+    engine = config.engine.model_copy(update={"share_prefixes": False})
+    setup = engine_setup(config.run, config.model, config.learner, engine)
     try:
         state = check_newest(config.run.folder() / CHECKPOINTS_DIR, setup.facts())
         if state is not None and config.data is not None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from agent_r1.config.run import Config
-from agent_r1.config.sources import ENV_PREFIX, Key, dotted
+from agent_r1.config.sources import Key, dotted, variable_of
 from agent_r1.runtime.files.hub import model_folder
 
 MODEL_KEY: Key = ("model", "path")
@@ -47,4 +47,4 @@ def with_models(config: Config, folders: Mapping[Key, Path]) -> Config:
 
 def model_variables(folders: Mapping[Key, Path]) -> dict[str, str]:
     """Return the environment variables that tell services the folders."""
-    return {ENV_PREFIX + "__".join(key).upper(): str(folder) for key, folder in folders.items()}
+    return {variable_of(key): str(folder) for key, folder in folders.items()}

@@ -1,7 +1,9 @@
-"""`[placement]`: which GPUs or cores of this machine each process of a run gets.
+"""`[placement]` and `[ray]`: what each process of a run gets, of one machine and of a Ray cluster.
 
-config/machine.py checks it before anything starts, and the launcher does what it says. A service
-that is started by hand has the GPUs that CUDA_VISIBLE_DEVICES names.
+config/machine.py checks `[placement]` before anything starts, and the launcher does what it says. A
+service that is started by hand has the GPUs that CUDA_VISIBLE_DEVICES names. deploy/ray reads
+`[ray]`; nothing else does. Resources are Ray's: "CPU", "GPU", and names of your own that `ray start
+--resources` gives to nodes, which is how a process gets to certain machines.
 """
 
 from __future__ import annotations
@@ -14,7 +16,14 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Self
 
-from pydantic import Field, NonNegativeInt, field_validator, model_validator
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from agent_r1.runtime.config import ListenConfig, StrictConfig
 
@@ -23,6 +32,9 @@ if TYPE_CHECKING:
 
 Devices = Annotated[list[NonNegativeInt], Field(min_length=1)]
 
+Resources = dict[str, Annotated[float, Field(ge=0)]]
+
+GPU = "GPU"
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 MOST_SHARED = 0.95
 """Largest sum of the shares of one GPU's memory. The rest is for what no share counts: a CUDA
@@ -43,17 +55,17 @@ class PlacementConfig(StrictConfig):
     [[0], [1]] starts two servers. None: the first GPUs, or every core. Servers may share a GPU,
     each with `rollout.gpu_memory_utilization` of its memory; they start one after the other."""
     learner: Devices | None = None
-    """GPUs of the learner, one for each of `learner.ranks`, or its cores. None: the GPUs after the
+    """GPUs of the learner, one for each of `engine.ranks`, or its cores. None: the GPUs after the
     rollout servers', or every core. A GPU that a rollout server has too is shared; see
-    `learner.gpu_memory_share`."""
-    start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    `engine.gpu_memory_share`."""
+    start_timeout_s: PositiveFloat = 600.0
     """Longest a service may take to be up, in seconds."""
-    stop_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    stop_timeout_s: PositiveFloat = 60.0
     """Time a service gets to stop cleanly (the learner checkpoints), in seconds."""
     max_restarts: Annotated[int, Field(ge=0)] = 6
     """Restarts of one service within `restart_window_s`; one more death stops the run. With each
     entry that is dead-lettered because it ends processes, they are counted anew."""
-    restart_window_s: Annotated[float, Field(gt=0)] = 1800.0
+    restart_window_s: PositiveFloat = 1800.0
     """Deaths older than this are forgotten, in seconds."""
     metrics_server: ListenConfig = ListenConfig()
     """Where the launcher listens: its `GET /metrics`, and `GET /targets`, by which Prometheus finds
@@ -83,6 +95,56 @@ class PlacementConfig(StrictConfig):
         return self
 
 
+class RayConfig(StrictConfig):
+    """`[ray]`: replicas and resources."""
+
+    rollout_replicas: PositiveInt = 1
+    """Rollout servers; with `max_rollout_replicas` the fewest."""
+    max_rollout_replicas: PositiveInt | None = None
+    """Most rollout servers; None never adds any."""
+    samples_per_server: PositiveFloat = 64.0
+    """With `max_rollout_replicas`: servers are added while there are more samples than this for
+    each, and removed while fewer would do. Samples count while they wait and while they run."""
+    tool_replicas: PositiveInt = 1
+    """Instances of each tool; with 2, one serves while the other is replaced."""
+    reward_replicas: PositiveInt = 1
+    """Reward workers."""
+    rollout_resources: Resources = {"CPU": 1.0}
+    """Of one rollout server; "GPU" is `rollout.tensor_parallel_size` where there are GPUs."""
+    rank_resources: Resources = {"CPU": 1.0}
+    """Of one learner rank; "GPU" is 1 where there are GPUs."""
+    tool_resources: Resources = {"CPU": 0.5}
+    """Of one instance of a tool."""
+    reward_resources: Resources = {"CPU": 0.5}
+    """Of one reward worker."""
+    stop_timeout_s: PositiveFloat = 60.0
+    """Time a replica gets to give back its samples, or to finish its calls, and a rank to write a
+    checkpoint, in seconds; then it is killed."""
+    api_port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    """Port of Serve's proxy on the head's loopback address; every service's API is behind it."""
+
+    @field_validator("rank_resources")
+    @classmethod
+    def _check_rank(cls, value: Resources) -> Resources:
+        if value.get(GPU, 0) not in (0, 1):
+            raise ValueError(
+                f'"GPU" ({value[GPU]:g}) must be 0 or 1: a rank uses one GPU; set engine.ranks '
+                "for more"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _check_replicas(self) -> Self:
+        if self.max_rollout_replicas is not None and self.max_rollout_replicas < (
+            self.rollout_replicas
+        ):
+            raise ValueError(
+                f"max_rollout_replicas ({self.max_rollout_replicas}) must be at least "
+                f"rollout_replicas ({self.rollout_replicas}); raise it or leave it out"
+            )
+        return self
+
+
 @dataclass(frozen=True)
 class Place:
     """What one process may use; nothing named is everything."""
@@ -106,7 +168,7 @@ class Placement:
     rollout: tuple[Place, ...]
     learner: Place = Place()
     learner_share: float | None = None
-    """`learner.gpu_memory_share`, or what rollout servers leave on a GPU that they share."""
+    """`engine.gpu_memory_share`, or what rollout servers leave on a GPU that they share."""
 
     @property
     def shares_gpus(self) -> bool:
@@ -137,7 +199,7 @@ def place(config: Config, *, num_gpus: int, trains: bool) -> Placement:
         return Placement(
             tuple(Place(cores=tuple(one)) for one in rollout), Place(cores=tuple(learner or ()))
         )
-    on_gpu = trains and config.learner.device != "cpu"
+    on_gpu = trains and config.engine.device != "cpu"
     rollout, learner = _give_gpus(config, num_gpus, on_gpu=on_gpu)
     _check_there(
         {"placement.rollout": chain(*rollout), "placement.learner": learner},
@@ -159,7 +221,7 @@ def _give_gpus(
     """Return the GPUs of each rollout server and of the learner: those named, else in order."""
     table, each = config.placement, config.rollout.tensor_parallel_size
     servers = table.num_rollout_servers
-    ranks = config.learner.ranks if on_gpu else 0
+    ranks = config.engine.ranks if on_gpu else 0
     named = table.learner if on_gpu else []
     if num_gpus == 1 and each == 1 and ranks <= 1:  # everything shares it
         return table.rollout or [[0]] * servers, named or [0] * ranks
@@ -170,7 +232,7 @@ def _give_gpus(
         raise ValueError(
             f"{servers} rollout servers of {each} GPUs (rollout.tensor_parallel_size) and "
             f"{ranks} learner ranks need {wanted - len(free)} GPUs more than the {num_gpus} of "
-            "this machine; lower placement.rollout_replicas or learner.ranks, or let them share "
+            "this machine; lower placement.rollout_replicas or engine.ranks, or let them share "
             "GPUs by naming those of both in placement.rollout and placement.learner"
         )
     rollout = table.rollout or [free[i * each : (i + 1) * each] for i in range(servers)]
@@ -196,9 +258,9 @@ def _check_gpus(config: Config, rollout: Sequence[Sequence[int]], learner: Seque
                 f"placement.rollout gives a server the GPUs {list(gpus)}, and "
                 f"rollout.tensor_parallel_size is {each}; give each server as many"
             )
-    if learner and len(learner) != config.learner.ranks:
+    if learner and len(learner) != config.engine.ranks:
         raise ValueError(
-            f"placement.learner ({list(learner)}) must name learner.ranks ({config.learner.ranks}) "
+            f"placement.learner ({list(learner)}) must name engine.ranks ({config.engine.ranks}) "
             "GPUs"
         )
 
@@ -211,7 +273,7 @@ def _share_memory(
     Raises:
         ValueError: those who share a GPU are given too much of it.
     """
-    each, share = config.rollout.gpu_memory_utilization, config.learner.gpu_memory_share
+    each, share = config.rollout.gpu_memory_utilization, config.engine.gpu_memory_share
     servers = Counter(chain(*rollout))
     shared = [gpu for gpu in learner if servers[gpu]]
     if shared and share is None:
@@ -223,7 +285,7 @@ def _share_memory(
             raise ValueError(
                 f"GPU {gpu} is given {total:.2f} times its memory by "
                 f"rollout.gpu_memory_utilization ({each:g}) for each of the {count} servers on it "
-                f"and learner.gpu_memory_share ({config.learner.gpu_memory_share}); lower them to "
+                f"and engine.gpu_memory_share ({config.engine.gpu_memory_share}); lower them to "
                 f"at most {MOST_SHARED} together"
             )
     return share

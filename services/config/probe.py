@@ -254,8 +254,8 @@ def _component(name: str, reward: RewardConfig) -> Iterator[Report]:
     from agent_r1.reward.components import ASKING, BUILT_IN, load_component
     from agent_r1.reward.judge import read_template
 
-    if name == "judge" and reward.judge is not None:
-        read_template(reward.judge)
+    if name == "judge" and reward.servers.judge is not None:
+        read_template(reward.servers.judge)
     if name not in (*BUILT_IN, *ASKING):
         load_component(name)
     yield from ()

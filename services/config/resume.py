@@ -25,11 +25,11 @@ MAY_DIFFER = {
     "evaluation": ("evaluation.*",),
     "placement: addresses, processes, memory, time limits": (
         *("placement.*", "ray.*", "redis.*", "rollout.*", "learner.server.*", "run.token_file"),
-        *("run.tool_pool", "learner.ranks", "learner.rank_interface", "learner.device"),
-        *("learner.torch_threads", "learner.gpu_memory_share", "learner.offload"),
-        *("learner.max_tokens_per_microbatch", "learner.max_padding_share"),
-        *("learner.logprob_chunk_tokens", "learner.activation_checkpointing"),
-        *("learner.share_prefixes", "learner.packing", "model.attention"),
+        *("run.tool_pool", "engine.ranks", "engine.rank_interface", "engine.device"),
+        *("engine.torch_threads", "engine.gpu_memory_share", "engine.offload"),
+        *("engine.max_tokens_per_microbatch", "engine.max_padding_share"),
+        *("engine.logprob_chunk_tokens", "engine.activation_checkpointing"),
+        *("engine.share_prefixes", "engine.packing", "model.attention"),
         *("learner.transport", "learner.push", "learner.dense_every", "learner.canary_*"),
         *("*.host", "*.port", "*.advertise_host", "*.allowed_hosts", "tools.*.url", "*_timeout_s"),
         *("tools.*.max_calls_in_flight", "tools.*.announce_expiry_s", "tools.*.search_threads"),
@@ -46,7 +46,7 @@ MAY_DIFFER = {
         ),
         *("*.weights_dir", "tools.*.corpus", "tools.*.index_dir", "tools.*.ca_certs"),
     ),
-    "what training does not read": ("sft.*", "config_version"),
+    "what training does not read": ("sft.*", "train_reward.*", "config_version"),
 }
 """Keys that a resumed run may be given anew, by what they are for; `*` stands for any text. What a
 file holds must stay the same: the learner checks its prompts against the checkpoint."""

@@ -18,14 +18,21 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import ValidationError, model_validator
 
 from agent_r1.config import sources as config_sources
-from agent_r1.config.files import CONFIG_VERSION
-from agent_r1.config.placement import PlacementConfig
-from agent_r1.config.ray import GPU, RayConfig
-from agent_r1.config.sources import ENV_PREFIX, REDACTED, ConfigError, Key, dotted, is_secret
+from agent_r1.config.placement import GPU, PlacementConfig, RayConfig
+from agent_r1.config.sources import (
+    REDACTED,
+    ConfigError,
+    Key,
+    flat_leaves,
+    is_secret,
+    variable_of,
+)
+from agent_r1.config.versions import CONFIG_VERSION
 from agent_r1.evaluation.config import DiagnoseConfig
 from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1.learner.config import (
     DataConfig,
+    EngineConfig,
     EvaluationConfig,
     LearnerConfig,
     SftConfig,
@@ -64,6 +71,9 @@ OUTPUT_KEYS: frozenset[Key] = frozenset(
 RESERVED_NAMES = {"redis", "rollout", "reward", "learner", "tool"}
 """Names of services, which name their logs and commands; no tool may have them."""
 
+SUPERVISED = ("sft", "train_reward")
+"""Tables of the commands that train on dialogues."""
+
 _URL_SECRET = re.compile(r"^([a-z][a-z0-9+.-]*://)([^@\s]*)@", re.IGNORECASE)
 
 
@@ -82,7 +92,7 @@ class EpisodesConfig(StrictConfig):
 class Config(StrictConfig):
     """Every table of `run.toml`."""
 
-    config_version: Literal[1] = CONFIG_VERSION
+    config_version: Literal[2] = CONFIG_VERSION
     """Version of the keys and their meaning. A release refuses a file of a later one."""
     run: RunConfig = RunConfig()
     model: ModelConfig
@@ -94,6 +104,8 @@ class Config(StrictConfig):
     redis: RedisConfig = RedisConfig()
     rollout: RolloutConfig = RolloutConfig()
     learner: LearnerConfig = LearnerConfig()
+    engine: EngineConfig = EngineConfig()
+    """The training engine; `[sft.engine]` and `[train_reward.engine]` hold what differs there."""
     placement: PlacementConfig = PlacementConfig()
     ray: RayConfig = RayConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -164,7 +176,7 @@ class Config(StrictConfig):
 
     def supervised(self, purpose: str) -> SupervisedConfig | None:
         """Return the table of a command that trains on dialogues; None of the other commands."""
-        return {"sft": self.sft, "train_reward": self.train_reward}.get(purpose)
+        return getattr(self, purpose) if purpose in SUPERVISED else None
 
     @property
     def max_segments(self) -> int:
@@ -283,13 +295,22 @@ def _load(
     values, origins = config_sources.collect(
         Config, file=file, given=given, environ=environ, options=options, outputs=OUTPUT_KEYS
     )
+    _inherit_engine(values, origins)
     _read_system_prompt(values, origins)
-    _resolve_names(values, origins)
     try:
         config = Config.model_validate(values)
     except ValidationError as exc:
         raise ConfigError(config_sources.explain(exc, origins)) from exc
     return LoadedConfig(config=config, origins=origins)
+
+
+def _inherit_engine(values: dict[str, Any], origins: dict[Key, str]) -> None:
+    """Give `[sft.engine]` and `[train_reward.engine]` what `[engine]` sets and they do not."""
+    for table in SUPERVISED:
+        if isinstance(own := values.get(table), dict):
+            own["engine"] = (values.get("engine") or {}) | (own.get("engine") or {})
+            for name in values.get("engine") or {}:
+                origins.setdefault((table, "engine", name), origins[("engine", name)])
 
 
 def _read_system_prompt(values: dict[str, Any], origins: dict[Key, str]) -> None:
@@ -310,35 +331,14 @@ def _read_system_prompt(values: dict[str, Any], origins: dict[Key, str]) -> None
     origins[("env", "system_prompt")] = f"{file}, named in {origins[named]}"
 
 
-def _resolve_names(values: dict[str, Any], origins: Mapping[Key, str]) -> None:
-    """Make folders absolute where a value may be a folder or a name (of a model, a package)."""
-
-    def resolved(value: Any, key: Key) -> Any:
-        kind, _, file = origins.get(key, "").partition(" ")
-        folder = Path(file).resolve().parent if kind == "file" else Path.cwd()
-        path = folder / Path(str(value)).expanduser()
-        looks_like_path = str(value).startswith((".", "~", "/"))
-        return str(path.resolve()) if path.is_dir() or looks_like_path else value
-
-    model = values.get("model")
-    if isinstance(model, dict) and isinstance(model.get("path"), str):
-        model["path"] = resolved(model["path"], ("model", "path"))
-    run = values.get("run")
-    if isinstance(run, dict) and isinstance(run.get("plugins"), list):
-        run["plugins"] = [resolved(item, ("run", "plugins")) for item in run["plugins"]]
-
-
-def _refuse_redacted(values: Any, key: Key = ()) -> None:
+def _refuse_redacted(values: Mapping[str, Any]) -> None:
     """Complain about a secret that `config.json` leaves out and nothing has filled in."""
-    if isinstance(values, dict):
-        for name, value in values.items():
-            _refuse_redacted(value, (*key, str(name)))
-    elif isinstance(values, str) and (values == REDACTED or f":{REDACTED}@" in values):
-        variable = ENV_PREFIX + "__".join(key).upper()
-        raise ConfigError(
-            f"{dotted(key)} is a secret, which config.json does not hold; set the environment "
-            f"variable {variable}"
-        )
+    for name, value in flat_leaves(values):
+        if isinstance(value, str) and (value == REDACTED or f":{REDACTED}@" in value):
+            raise ConfigError(
+                f"{name} is a secret, which config.json does not hold; set the environment "
+                f"variable {variable_of(name.split('.'))}"
+            )
 
 
 def _redact(value: Any, key: Key, secrets: dict[str, str]) -> Any:
@@ -347,7 +347,7 @@ def _redact(value: Any, key: Key, secrets: dict[str, str]) -> Any:
         return {name: _redact(inner, (*key, name), secrets) for name, inner in value.items()}
     if not isinstance(value, str):
         return value
-    variable = ENV_PREFIX + "__".join(key).upper()
+    variable = variable_of(key)
     if is_secret(key):
         secrets[variable] = value
         return REDACTED

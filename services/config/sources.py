@@ -29,6 +29,8 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from agent_r1.config.files import ConfigError, read_chain
+from agent_r1.config.versions import Key, new_name, put
+from agent_r1.runtime.config import FOLDER_OR_NAME
 from agent_r1.runtime.files.data_source import HUB_PREFIX
 from agent_r1.tools.kinds import KIND
 
@@ -43,11 +45,6 @@ OTHER_NAMES = "docs/names-elsewhere.md"
 
 LONGEST_LIST = 16
 """Known names are all listed in a message up to so many."""
-
-Key = tuple[str, ...]
-
-RENAMED: dict[Key, Key] = {("learner", "weights_server"): ("learner", "server")}
-"""Keys that had another name before."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +62,11 @@ class Setting:
 def dotted(key: Sequence[str]) -> str:
     """Render a key as users write it: `tools.search.top_k`."""
     return ".".join(key)
+
+
+def variable_of(key: Sequence[str]) -> str:
+    """Return the environment variable that sets a key: `AGENT_R1__TOOLS__SEARCH__TOP_K`."""
+    return ENV_PREFIX + "__".join(key).upper()
 
 
 def flat_leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -99,48 +101,65 @@ def _members(annotation: Any) -> list[Any]:
     return [annotation]
 
 
-def _config(annotation: Any) -> type[BaseModel] | None:
+def _table(annotation: Any) -> type[BaseModel] | None:
     for member in _members(annotation):
         if isinstance(member, type) and issubclass(member, BaseModel):
             return member
     return None
 
 
-def _table_of_names(annotation: Any) -> type[BaseModel] | None:
-    """Return T of a field `dict[str, T]` whose values are tables (`tools`)."""
+def _entry_table(annotation: Any) -> type[BaseModel] | None:
+    """Return T of a type `dict[str, T]` whose values are tables (`tools`)."""
     for member in _members(annotation):
         if get_origin(member) is dict:
-            return _config(get_args(member)[1])
+            return _table(get_args(member)[1])
     return None
 
 
-def field_annotation(tables: type[BaseModel], key: Key) -> Any:
-    """Return the type of the field at `key`; None when the key leads into a free-form field."""
-    config: type[BaseModel] | None = tables
-    annotation: Any = None
-    for name in key:
-        if config is None:
-            named = _table_of_names(annotation)
-            if named is None:
-                return None
-            config, annotation = named, named
-            continue
-        annotation = config.model_fields[name].annotation
-        config = _config(annotation)
+def _annotation_below(
+    annotation: Any, name: str, *, tables: type[BaseModel], key: Key, source: str
+) -> Any:
+    """Return the type of what has a name in a value at `key`; None where anything may be there.
+
+    Raises:
+        ConfigError: the value has no such key, or the name is none that users may give.
+    """
+    table, entry = _table(annotation), _entry_table(annotation)
+    if table is not None:
+        if name not in table.model_fields:
+            raise ConfigError(_unknown(tables, key, name, source, list(table.model_fields)))
+        return table.model_fields[name].rebuild_annotation()
+    named_freely = entry is None or hasattr(entry, "SHORT_FORM")
+    if not named_freely and not re.fullmatch(NAME_PATTERN, name):
+        raise ConfigError(
+            f"[{dotted((*key, name))}] ({source}) is not a usable name; use a letter or _ "
+            "first, then up to 63 letters, digits, _ and -, never __"
+        )
+    return entry
+
+
+def field_annotation(tables: type[BaseModel], key: Key, source: str = "") -> Any:
+    """Return the type of the field at `key`; None when the key leads into a free-form field.
+
+    Raises:
+        ConfigError: the key is unknown.
+    """
+    annotation: Any = tables
+    for i, name in enumerate(key):
+        annotation = _annotation_below(annotation, name, tables=tables, key=key[:i], source=source)
     return annotation
 
 
-def known_keys(tables: type[BaseModel], prefix: Key = ()) -> Iterator[Key]:
+def known_keys(annotation: Any, prefix: Key = ()) -> Iterator[Key]:
     """Yield every key of the tables, the name of a `tools.<name>` table as `<name>`."""
-    for name, field in tables.model_fields.items():
-        nested = _config(field.annotation)
-        named = _table_of_names(field.annotation)
-        if nested is not None:
-            yield from known_keys(nested, (*prefix, name))
-        elif named is not None:
-            yield from known_keys(named, (*prefix, name, "<name>"))
-        else:
-            yield (*prefix, name)
+    table, entry = _table(annotation), _entry_table(annotation)
+    if table is not None:
+        for name, field in table.model_fields.items():
+            yield from known_keys(field.annotation, (*prefix, name))
+    elif entry is not None:
+        yield from known_keys(entry, (*prefix, "<name>"))
+    else:
+        yield prefix
 
 
 def _unknown(
@@ -152,8 +171,8 @@ def _unknown(
 ) -> str:
     """Say that a name is no key of a table, and which known one it was or is the nearest to."""
     key = (*prefix, name)
-    if key in RENAMED:
-        return f"{dotted(key)} ({source}) is called {dotted(RENAMED[key])} now"
+    if (renamed := new_name(key)) is not None:
+        return f"{dotted(key)} ({source}) is called {dotted(renamed)} now"
     where = f" in table [{dotted(prefix)}]" if prefix else ""
     message = f"unknown {'key' if prefix else 'table'} {name!r}{where} ({source})"
     near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.75)
@@ -168,56 +187,41 @@ def _unknown(
 
 
 def leaves(
-    tables: type[BaseModel],
-    values: Mapping[str, Any],
-    source: str,
-    prefix: Key = (),
-    root: type[BaseModel] | None = None,
+    tables: type[BaseModel], values: Any, source: str, key: Key = ()
 ) -> Iterator[tuple[Key, Any]]:
-    """Yield every value of a nested dict with its key, checking each key on the way.
+    """Yield every value of nested tables with its key, checking each key on the way.
+
+    Args:
+        tables: what the keys are checked against.
+        values: the value at `key`: of all tables, without a key.
+        source: where it was written, for messages.
+        key: where it is in the tables.
 
     Raises:
         ConfigError: a key is unknown, or a table holds something else than keys.
     """
-    root = root or tables
-    for name, value in values.items():
-        key = (*prefix, name)
-        field = tables.model_fields.get(name)
-        if field is None:
-            known = list(tables.model_fields)
-            raise ConfigError(_unknown(root, prefix, name, source, known))
-        nested, named = _config(field.annotation), _table_of_names(field.annotation)
-        if value is None or value == {} or (nested is None and named is None):
-            yield key, value
-            continue
-        if not isinstance(value, Mapping):
-            raise ConfigError(
-                f"{dotted(key)} ({value!r}, {source}) must be a table; write "
-                f"[{dotted(key)}] and its keys below it"
-            )
-        if nested is not None:
-            yield from leaves(nested, value, source, key, root)
-            continue
-        assert named is not None
-        for inner, inner_values in value.items():
-            inner_key = (*key, inner)
-            short_form = getattr(named, "SHORT_FORM", None)
-            if short_form is None and not re.fullmatch(NAME_PATTERN, inner):
-                raise ConfigError(
-                    f"[{dotted(inner_key)}] ({source}) is not a usable name; use a letter or _ "
-                    "first, then up to 63 letters, digits, _ and -, never __"
-                )
-            if inner_values is None or inner_values == {}:
-                yield inner_key, inner_values
-                continue
-            if short_form is not None and isinstance(inner_values, str):
-                yield (*inner_key, short_form), inner_values
-                continue
-            if not isinstance(inner_values, Mapping):
-                raise ConfigError(
-                    f"{dotted(inner_key)} ({inner_values!r}, {source}) must be a table"
-                )
-            yield from leaves(named, inner_values, source, inner_key, root)
+    yield from _leaves(field_annotation(tables, key, source), values, source, key, tables)
+
+
+def _leaves(
+    annotation: Any, values: Any, source: str, key: Key, tables: type[BaseModel]
+) -> Iterator[tuple[Key, Any]]:
+    table = _table(annotation)
+    short_form = getattr(table, "SHORT_FORM", None)
+    free = table is None and _entry_table(annotation) is None
+    if short_form is not None and isinstance(values, str):
+        yield (*key, short_form), values
+    elif key and (free or values is None or values == {}):
+        yield key, values
+    elif not isinstance(values, Mapping):
+        raise ConfigError(
+            f"{dotted(key)} ({values!r}, {source}) must be a table; write "
+            f"[{dotted(key)}] and its keys below it"
+        )
+    else:
+        for name, value in values.items():
+            below = _annotation_below(annotation, name, tables=tables, key=key, source=source)
+            yield from _leaves(below, value, source, (*key, name), tables)
 
 
 # --- The sources -------------------------------------------------------------------------------
@@ -253,24 +257,17 @@ def _resolve_name(names: Mapping[str, Any], wanted: str) -> str:
 def _walk_variable(tables: type[BaseModel], variable: str, so_far: Mapping[str, Any]) -> Key:
     """Turn `AGENT_R1__TOOLS__SEARCH__TOP_K` into a key."""
     key: Key = ()
-    config: type[BaseModel] | None = tables
-    annotation: Any = None
+    annotation: Any = tables
     level: Any = so_far
     for part in variable.removeprefix(ENV_PREFIX).split("__"):
-        if config is not None:
-            name = part.lower()
-            field = config.model_fields.get(name)
-            if field is None:
-                known = list(config.model_fields)
-                raise ConfigError(_unknown(tables, key, name, f"variable {variable}", known))
-            annotation = field.annotation
-            config = _config(annotation)
-        else:
-            # Below a field of free names: a tool, or a key of a dict such as `env.options`.
-            name = _resolve_name(level if isinstance(level, Mapping) else {}, part)
-            config = _table_of_names(annotation)
+        # Below a field of free names: a tool, or a key of a dict such as `env.options`.
+        names = level if _table(annotation) is None and isinstance(level, Mapping) else {}
+        name = _resolve_name(names, part)
+        annotation = _annotation_below(
+            annotation, name, tables=tables, key=key, source=f"variable {variable}"
+        )
         key = (*key, name)
-        level = level.get(name, {}) if isinstance(level, Mapping) else {}
+        level = level.get(name) if isinstance(level, Mapping) else None
     return key
 
 
@@ -305,27 +302,15 @@ def option_settings(tables: type[BaseModel], options: Sequence[str]) -> Iterator
         if re.match(r"[^\s@]*://[^\s/@]*:[^\s]*@", text.strip(" \"'")):
             raise ConfigError(
                 f"--set {dotted(key)} holds a password, which every user of this machine can read "
-                f"in the list of processes; set the variable {ENV_PREFIX}{'__'.join(key).upper()} "
-                "instead"
+                f"in the list of processes; set the variable {variable_of(key)} instead"
             )
         yield from _text_settings(tables, key, text.strip(), f"--set {dotted(key)}")
 
 
 def _text_settings(tables: type[BaseModel], key: Key, text: str, source: str) -> Iterator[Setting]:
-    nested: Any = None  # checks the names first: the type of an unknown key cannot be asked
-    for name in reversed(key):
-        nested = {name: nested}
-    for _ in leaves(tables, nested, source):
-        pass
-    annotation = field_annotation(tables, key)
-    value = parse_text(text, annotation)
-    for name in reversed(key):
-        value = {name: value}
-    for leaf, leaf_value in leaves(tables, value, source):
-        free = key[len(leaf) :]
-        for name in free:
-            leaf_value = leaf_value[name]
-        yield Setting(key if free else leaf, leaf_value, source, Path.cwd())
+    value = parse_text(text, field_annotation(tables, key, source))
+    for leaf, leaf_value in leaves(tables, value, source, key):
+        yield Setting(leaf, leaf_value, source, Path.cwd())
 
 
 # --- Putting them together ---------------------------------------------------------------------
@@ -333,6 +318,9 @@ def _text_settings(tables: type[BaseModel], key: Key, text: str, source: str) ->
 
 def located(value: Any, annotation: Any, base: Path) -> Any:
     """Resolve the paths in a value against a folder; its type says where they are."""
+    if isinstance(value, str) and FOLDER_OR_NAME in getattr(annotation, "__metadata__", ()):
+        path = base / Path(value).expanduser()
+        return str(path.resolve()) if path.is_dir() or value.startswith((".", "~", "/")) else value
     for member in _members(annotation):
         inner, kind = get_args(member), get_origin(member)
         if isinstance(value, str) and member is Path and not value.startswith(HUB_PREFIX):
@@ -357,16 +345,6 @@ def _located_table(value: Any, table: type[BaseModel], base: Path) -> Any:
         name: located(item, fields[name].annotation, base) if name in fields else item
         for name, item in value.items()
     }
-
-
-def _put(tree: dict[str, Any], key: Key, value: Any) -> None:
-    level = tree
-    for name in key[:-1]:
-        inner = level.get(name)
-        if not isinstance(inner, dict):
-            inner = level[name] = {}
-        level = inner
-    level[key[-1]] = value
 
 
 def collect(
@@ -395,7 +373,7 @@ def collect(
     def apply(setting: Setting) -> None:
         base = Path.cwd() if setting.key in outputs else setting.base
         value = located(setting.value, field_annotation(tables, setting.key), base)
-        _put(tree, setting.key, value)
+        put(tree, setting.key, value)
         origins[setting.key] = setting.source
 
     for path, values in read_chain(file) if file is not None else ():

@@ -145,7 +145,7 @@ def _without_models(config: Config) -> Config:
     """Return a configuration that asks for no GPU: those are for model and learner."""
     changes = {
         "placement": PlacementConfig(),
-        "learner": config.learner.model_copy(update={"ranks": 1, "device": "cpu"}),
+        "engine": config.engine.model_copy(update={"ranks": 1, "device": "cpu"}),
         "rollout": config.rollout.model_copy(update={"tensor_parallel_size": 1}),
     }
     return config.model_copy(update=changes)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_r1.config.run import Config
-from agent_r1.config.sources import ENV_PREFIX, ConfigError
+from agent_r1.config.sources import ConfigError, variable_of
 from agent_r1.launch.local_redis import free_port
 from agent_r1.launch.service import ServiceSpec, answers
 from agent_r1.reward.config import CriticConfig, ModelServerConfig
@@ -23,8 +23,8 @@ from agent_r1.runtime.memory import GIB
 class ScorerServer:
     """A model that is to be served, and where."""
 
-    table: str
-    """Its table under `[reward]`."""
+    component: str
+    """The component that asks it."""
     config: ModelServerConfig
     url: str
 
@@ -32,7 +32,7 @@ class ScorerServer:
     def variable(self) -> tuple[str, str]:
         """The environment variable that tells the reward service the address."""
         suffix = "" if isinstance(self.config, CriticConfig) else "/v1"
-        return f"{ENV_PREFIX}REWARD__{self.table.upper()}__URL", self.url + suffix
+        return variable_of(("reward", "servers", self.component, "url")), self.url + suffix
 
 
 def scorer_servers(config: Config, num_gpus: int) -> list[ScorerServer]:
@@ -45,9 +45,9 @@ def scorer_servers(config: Config, num_gpus: int) -> list[ScorerServer]:
     if tables and num_gpus:
         table = min(tables)
         raise ConfigError(
-            f"reward.{table}.path ({tables[table].path}) is served on machines without GPUs only; "
-            f"this one has {num_gpus}: start vLLM on one that [placement] leaves free, and set "
-            f"reward.{table}.url"
+            f"reward.servers.{table}.path ({tables[table].path}) is served on machines without "
+            f"GPUs only; this one has {num_gpus}: start vLLM on one that [placement] leaves free, "
+            f"and set reward.servers.{table}.url"
         )
     return [
         ScorerServer(name, table, f"http://127.0.0.1:{free_port()}")
@@ -91,5 +91,5 @@ def describe(server: ScorerServer, config: Config, spec: Callable[..., ServiceSp
     async def is_up(_: str) -> bool:
         return await answers(f"{server.url}/health")
 
-    name = f"reward-{server.table}"
+    name = f"reward-{server.component}"
     return spec(name, command, environment=environment, announce_dir=None, probe=is_up)

@@ -347,7 +347,7 @@ class LocalServices:
         where, share = self._placement.learner, self._placement.learner_share
         environment = self._model_environment(where)
         if share is not None:
-            environment[f"{ENV_PREFIX}LEARNER__GPU_MEMORY_SHARE"] = str(share)
+            environment[f"{ENV_PREFIX}ENGINE__GPU_MEMORY_SHARE"] = str(share)
         return self._spec(
             "learner",
             again if resume else command,

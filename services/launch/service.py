@@ -184,5 +184,5 @@ def _advice_on_kill(oom_kills_before: int | None) -> str:
     return (
         ("; memory ran out: " if known else "; if memory ran out, ")
         + "lower rollout.kv_cache_gib, rollout.max_concurrent, "
-        "learner.max_tokens_per_microbatch, model.max_context, in this order"
+        "engine.max_tokens_per_microbatch, model.max_context, in this order"
     )

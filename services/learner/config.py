@@ -1,5 +1,5 @@
-"""The tables of `run.toml` the learner reads: `[data]`, `[learner]`, `[evaluation]`, `[sft]`,
-`[train_reward]`.
+"""The tables of `run.toml` the learner reads: `[data]`, `[learner]`, `[engine]`, `[evaluation]`,
+`[sft]`, `[train_reward]`.
 
 `agent_r1.config.run` composes them with the tables of the other services; the learner gets them as
 arguments. Imports no torch, so that a configuration is checked without it.
@@ -130,7 +130,7 @@ class EvaluationConfig(StrictConfig):
 
 
 class EngineConfig(StrictConfig):
-    """What the training engine needs, in reinforcement learning and in the SFT warm start."""
+    """`[engine]`: the training engine, in reinforcement learning and supervised training."""
 
     lr: PositiveFloat = 1e-6
     """Learning rate after warm-up."""
@@ -217,8 +217,8 @@ class EngineConfig(StrictConfig):
         return self
 
 
-class LearnerConfig(ObjectiveConfig, EngineConfig):
-    """`[learner]`: batches, objective, engine, pushes and checkpoints."""
+class LearnerConfig(ObjectiveConfig):
+    """`[learner]`: batches, objective, pushes and checkpoints."""
 
     steps: Annotated[int, Field(ge=0)] | None = None
     """Learner steps (one batch of groups each); 0 only evaluates, and None runs `epochs` through
@@ -393,9 +393,19 @@ class LearnerConfig(ObjectiveConfig, EngineConfig):
         return self
 
 
-class SupervisedConfig(EngineConfig):
+class SupervisedEngineConfig(EngineConfig):
+    """`[sft.engine]` and `[train_reward.engine]`: what differs from `[engine]`."""
+
+    lr: PositiveFloat = 1e-5
+    """Learning rate after warm-up."""
+
+
+class SupervisedConfig(StrictConfig):
     """What supervised training on dialogues needs, whatever it learns of them."""
 
+    engine: SupervisedEngineConfig = SupervisedEngineConfig()
+    """Keys of `[engine]` that have another value here. A key that is set in neither table has its
+    default, which for `lr` is another one."""
     output: Path
     """Hugging Face model directory to write."""
     work_dir: Path | None = None
@@ -417,8 +427,6 @@ class SupervisedConfig(EngineConfig):
     """Write resume state every this many optimizer steps; 0 is never."""
     log_every: PositiveInt = 10
     """Optimizer steps between log lines."""
-    lr: PositiveFloat = 1e-5
-    """Learning rate after warm-up."""
     seed: int | None = None
     """Orders the data; None is `run.seed`."""
 

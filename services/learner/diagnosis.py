@@ -43,7 +43,11 @@ class GradientFigures:
 
 
 def gradient_figures(
-    groups: Sequence[Group], config: LearnerConfig, model: ModelConfig, turn_lam: float
+    groups: Sequence[Group],
+    config: LearnerConfig,
+    model: ModelConfig,
+    turn_lam: float,
+    torch_threads: int,
 ) -> list[GradientFigures]:
     """Compute the figures of each batch of `learner.groups_per_batch` groups.
 
@@ -55,13 +59,14 @@ def gradient_figures(
         config: the objective; its estimator must need neither a critic nor log-probabilities.
         model: the policy that sampled them.
         turn_lam: lambda of turn-level GAE.
+        torch_threads: CPU threads; 0 is one, since batches of one gain nothing from more.
 
     Raises:
         ValueError: the gradients of one batch do not fit into memory.
     """
     size = config.groups_per_batch
     batches = [groups[i : i + size] for i in range(0, len(groups) - size + 1, size)]
-    torch.set_num_threads(config.torch_threads or 1)  # batches of one gain nothing from more
+    torch.set_num_threads(torch_threads or 1)
     policy = PolicyModule(load_causal_model(model), CHUNK_TOKENS)
     weights = sum(parameter.numel() for parameter in policy.parameters())
     needed = 4 * weights * size * config.group_size

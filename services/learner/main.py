@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from agent_r1.learner.algorithms import check_equal_groups, find_policy_loss, make_advantage
 from agent_r1.learner.assembly import connect
-from agent_r1.learner.config import LearnerConfig
+from agent_r1.learner.config import EngineConfig, LearnerConfig
 from agent_r1.learner.engine.interface import PolicyEngine
 from agent_r1.learner.engine.ranks.messages import CriticSetup, EngineSetup
 from agent_r1.learner.engine.ranks.place import RankPlace
@@ -78,10 +78,14 @@ def train(
 
 
 def follow(
-    run: RunConfig, model: ModelConfig, learner: LearnerConfig, place: RankPlace
+    run: RunConfig,
+    model: ModelConfig,
+    learner: LearnerConfig,
+    engine: EngineConfig,
+    place: RankPlace,
 ) -> NoReturn:
     """Be a rank other than 0 until the ranks end."""
-    setup = engine_setup(run, model, learner)
+    setup = engine_setup(run, model, learner, engine)
     with quick_imports():
         from agent_r1.learner.engine.ranks.worker import follow
 
@@ -90,7 +94,7 @@ def follow(
 
 def build_engine(spec: RunSpec, place: RankPlace | None = None) -> DeepSpeedPolicyEngine:
     """Join the ranks, or start them on this machine, and load the model over all of them."""
-    setup = engine_setup(spec.run, spec.model, spec.learner)
+    setup = engine_setup(spec.run, spec.model, spec.learner, spec.engine)
     # Imports torch and DeepSpeed, which a wrong configuration should not have to wait for.
     with quick_imports():
         from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
@@ -103,14 +107,16 @@ def build_engine(spec: RunSpec, place: RankPlace | None = None) -> DeepSpeedPoli
     )
 
 
-def engine_setup(run: RunConfig, model: ModelConfig, config: LearnerConfig) -> EngineSetup:
+def engine_setup(
+    run: RunConfig, model: ModelConfig, config: LearnerConfig, engine: EngineConfig
+) -> EngineSetup:
     """Return the engine's setup, as every rank reads it in the configuration."""
     if run.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
     critic_model = model.model_copy(update={"path": config.critic_path or model.path})
     return EngineSetup.of(
         model,
-        config,
+        engine,
         seed=run.seed,
         with_reference=config.kl != "none",
         critic=CriticSetup(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.learner.checkpoints.run_store import RunStore, open_run_store
-from agent_r1.learner.config import EvaluationConfig, LearnerConfig
+from agent_r1.learner.config import EngineConfig, EvaluationConfig, LearnerConfig
 from agent_r1.learner.prompts import PromptOrder
 from agent_r1.learner.redis_memory import SERVER_MAXMEMORY, redis_memory_problem
 from agent_r1.learner.reporting.run_folder import RunFolder
@@ -29,6 +29,7 @@ class RunSpec:
     model: ModelConfig
     redis: RedisConfig
     learner: LearnerConfig
+    engine: EngineConfig
     evaluation: EvaluationConfig
     prompts: PromptOrder
     resolved_config: Mapping[str, Any]

@@ -64,8 +64,8 @@ TIMED: dict[str, Component] = {
 """Built-in components that are run like a user's own: in a thread and under
 `component_timeout_s`."""
 
-ASKING = {"judge": "judge", "reward_model": "model", "critic": "critic"}
-"""Built-in components that ask a language model, and the table under `[reward]` of each."""
+ASKING = ("judge", "reward_model", "critic")
+"""Built-in components that ask a language model; `[reward.servers]` has a table of each name."""
 
 COMPARES_WORDS = frozenset({"exact_match", "f1", "substring_match"})
 """Built-in components that compare the answer with the right one as words."""

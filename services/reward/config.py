@@ -25,15 +25,16 @@ class ModelServerConfig(StrictConfig):
     """A language model that a component asks over HTTP."""
 
     url: Annotated[str, Field(pattern=r"^https?://")] | None = None
-    """Of its server."""
+    """Of its server: with OpenAI's chat API, up to and including `/v1`; of a critic, vLLM's with
+    what `agent-r1 export --critic` wrote, without `/v1`."""
     path: Path | None = None
     """Model folder to serve with vLLM if `url` is not given. Only commands that start all services
     on one machine without GPUs do this."""
     model: str
     """What the server calls the model."""
     api_key: str | None = None
-    """Sent as a bearer token. Give it as AGENT_R1__REWARD__JUDGE__API_KEY, with MODEL or CRITIC in
-    the place of JUDGE for the other tables."""
+    """Sent as a bearer token. Give it as AGENT_R1__REWARD__SERVERS__JUDGE__API_KEY, with
+    REWARD_MODEL or CRITIC in the place of JUDGE for the other tables."""
     extra_body: dict[str, JsonValue] = {}
     """More keys of the request's body, such as `chat_template_kwargs`."""
     max_concurrent: Annotated[int, Field(ge=1)] = 8
@@ -52,15 +53,8 @@ class ModelServerConfig(StrictConfig):
         return self
 
 
-class ChatServerConfig(ModelServerConfig):
-    """A language model behind OpenAI's chat API."""
-
-    url: Annotated[str, Field(pattern=r"^https?://")] | None = None
-    """URL of a server with OpenAI's chat API, up to and including `/v1`."""
-
-
-class JudgeConfig(ChatServerConfig):
-    """`[reward.judge]`: the model that the component `judge` asks, and how."""
+class JudgeConfig(ModelServerConfig):
+    """`[reward.servers.judge]`: the model that the component `judge` asks, and how."""
 
     prompt: str | None = None
     """What the model is asked. `$question`, `$transcript`, `$answer`, `$answers` (of the payload),
@@ -78,27 +72,30 @@ class JudgeConfig(ChatServerConfig):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.prompt is None) == (self.prompt_file is None):
-            raise ValueError("[reward.judge] needs either prompt or prompt_file; give one of them")
+            raise ValueError(
+                "[reward.servers.judge] needs either prompt or prompt_file; give one of them"
+            )
         try:
             groups = re.compile(self.pattern).groups
         except re.error as exc:
             raise ValueError(
-                f"reward.judge.pattern ({self.pattern!r}) is no regular expression: {exc}"
+                f"reward.servers.judge.pattern ({self.pattern!r}) is no regular expression: {exc}"
             ) from exc
         if groups != 1:
             raise ValueError(
-                f"reward.judge.pattern ({self.pattern!r}) has {groups} groups; it needs one, "
-                "around the score; write the others as (?:...)"
+                f"reward.servers.judge.pattern ({self.pattern!r}) has {groups} groups; it needs "
+                "one, around the score; write the others as (?:...)"
             )
         if not self.scale[0] < self.scale[1]:
             raise ValueError(
-                f"reward.judge.scale is {list(self.scale)}; the first number must be smaller"
+                f"reward.servers.judge.scale is {list(self.scale)}; the first number must be "
+                "smaller"
             )
         return self
 
 
-class RewardModelConfig(ChatServerConfig):
-    """`[reward.model]`: the reward model that the component `reward_model` asks."""
+class RewardModelConfig(ModelServerConfig):
+    """`[reward.servers.reward_model]`: the model that the component `reward_model` asks."""
 
     question: str = QUESTION
     """What it was trained to be asked: `train_reward.question`."""
@@ -107,12 +104,26 @@ class RewardModelConfig(ChatServerConfig):
 
 
 class CriticConfig(ModelServerConfig):
-    """`[reward.critic]`: the critic of a PPO run that the component `critic` asks."""
+    """`[reward.servers.critic]`: the critic of a PPO run that the component `critic` asks."""
 
-    url: Annotated[str, Field(pattern=r"^https?://")] | None = None
-    """Of a vLLM server with what `agent-r1 export --critic` wrote, without `/v1`."""
     max_concurrent: Annotated[int, Field(ge=1)] = 64
     """Requests at once, of each reward worker; the server computes them together."""
+
+
+class RewardServers(StrictConfig):
+    """`[reward.servers]`: the language models that components ask, a table for each."""
+
+    critic: CriticConfig | None = None
+    """Needed by the component `critic`."""
+    judge: JudgeConfig | None = None
+    """Needed by the component `judge`."""
+    reward_model: RewardModelConfig | None = None
+    """Needed by the component `reward_model`."""
+
+    def named(self) -> dict[str, ModelServerConfig]:
+        """Return the tables that are given, by component."""
+        tables = {name: getattr(self, name) for name in ASKING}
+        return {name: table for name, table in tables.items() if table is not None}
 
 
 DEFAULT_COMPONENTS = {"exact_match": 1.0}
@@ -143,12 +154,8 @@ class RewardConfig(ListenConfig):
     except exact_match and format, which `rule = "paper"` needs."""
     ranges: dict[str, tuple[float, float]] = {}
     """Lowest and highest value of components of yours; a value outside is an error."""
-    judge: JudgeConfig | None = None
-    """Needed by the component `judge`."""
-    model: RewardModelConfig | None = None
-    """Needed by the component `reward_model`."""
-    critic: CriticConfig | None = None
-    """Needed by the component `critic`."""
+    servers: RewardServers = RewardServers()
+    """The language models that components ask, a table for each such component."""
     component_timeout_s: Annotated[float, Field(gt=0)] = 60.0
     """Time one of your own components may take per trajectory, in seconds; then it has failed."""
     max_concurrent: Annotated[int, Field(ge=1)] = 32
@@ -157,12 +164,11 @@ class RewardConfig(ListenConfig):
     def without_asking(self) -> Self:
         """Return the table without the components that ask a language model."""
         kept = {name: weight for name, weight in self.components.items() if name not in ASKING}
-        return self.model_copy(update={"components": kept} | dict.fromkeys(ASKING.values()))
+        return self.model_copy(update={"components": kept, "servers": RewardServers()})
 
     def to_serve(self) -> dict[str, ModelServerConfig]:
         """Return the tables of models, by name, that have a folder and no server."""
-        tables = {name: getattr(self, name) for name in ASKING.values()}
-        return {name: t for name, t in tables.items() if t is not None and t.url is None}
+        return {name: table for name, table in self.servers.named().items() if table.url is None}
 
     def measured(self) -> dict[str, float]:
         """Return the weights of all components that are measured: the named and the rule's own."""
@@ -175,11 +181,12 @@ class RewardConfig(ListenConfig):
     @model_validator(mode="after")
     def _check_components(self) -> Self:
         built_in = (*BUILT_IN, *TIMED, *ASKING)
-        for name, table in ASKING.items():
-            if (name in self.components) != (getattr(self, table) is not None):
+        for name in ASKING:
+            if (name in self.components) != (name in self.servers.named()):
                 raise ValueError(
-                    f"the component {name} of reward.components and the table [reward.{table}] "
-                    "need each other; add the one that is missing, or remove the other"
+                    f"the component {name} of reward.components and the table "
+                    f"[reward.servers.{name}] need each other; add the one that is missing, or "
+                    "remove the other"
                 )
         for name in self.components:
             if name in built_in or re.match(CODE_PATTERN, name):

@@ -14,14 +14,14 @@ from agent_r1.reward.config import CriticConfig
 from agent_r1.reward.model_server import ModelServer
 from agent_r1_proto.rewards import ScoreRequest
 
-TABLE = "reward.critic"
+TABLE = "reward.servers.critic"
 
 
 class Critic:
     """Scores interactions by the value of the state that they have come to.
 
     Args:
-        config: `[reward.critic]`.
+        config: `[reward.servers.critic]`.
         patience_s: how long a server that is away is asked again, in seconds.
     """
 

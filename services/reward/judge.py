@@ -18,7 +18,7 @@ from agent_r1_proto.parts import shown_text
 from agent_r1_proto.rewards import ScoreReply, ScoreRequest, ScoreTurn
 from agent_r1_proto.tasks import ChatMessage
 
-TABLE = "reward.judge"
+TABLE = "reward.servers.judge"
 PLACES = ("question", "transcript", "answer", "answers", "payload", "status")
 """What a prompt may name, as `$question` or `${question}`; `$$` is a dollar sign."""
 
@@ -27,7 +27,7 @@ class Judge:
     """Scores interactions by asking a model.
 
     Args:
-        config: `[reward.judge]`.
+        config: `[reward.servers.judge]`.
         patience_s: how long a server that is away is asked again, in seconds.
 
     Raises:
@@ -67,15 +67,15 @@ class Judge:
         low, high = self._config.scale
         if not found:
             raise ValueError(
-                f"the judge says {text!r:.300}, in which reward.judge.pattern "
+                f"the judge says {text!r:.300}, in which reward.servers.judge.pattern "
                 f"({self._config.pattern!r}) finds no score; ask for one in the prompt, or correct "
                 "the pattern"
             )
         value = float(found[-1])
         if not low <= value <= high:
             raise ValueError(
-                f"the judge gives {value:g}, outside reward.judge.scale [{low:g}, {high:g}]; tell "
-                "it the scale in the prompt, or correct reward.judge.scale"
+                f"the judge gives {value:g}, outside reward.servers.judge.scale [{low:g}, "
+                f"{high:g}]; tell it the scale in the prompt, or correct reward.servers.judge.scale"
             )
         return (value - low) / (high - low)
 
@@ -127,9 +127,9 @@ def read_template(config: JudgeConfig) -> Template:
     Raises:
         ValueError: it cannot be read, or names something unknown.
     """
-    text, named = config.prompt, "reward.judge.prompt"
+    text, named = config.prompt, "reward.servers.judge.prompt"
     if config.prompt_file is not None:
-        named = f"reward.judge.prompt_file ({config.prompt_file})"
+        named = f"reward.servers.judge.prompt_file ({config.prompt_file})"
         try:
             text = read_text(config.prompt_file)
         except (OSError, ValueError) as exc:

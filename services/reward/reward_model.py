@@ -16,7 +16,7 @@ from agent_r1.reward.model_server import ChatServer
 from agent_r1.text.verdicts import BAD, GOOD, count_in_dialogue, verdict_dialogue
 from agent_r1_proto.rewards import ScoreRequest
 
-TABLE = "reward.model"
+TABLE = "reward.servers.reward_model"
 TOP_TOKENS = 20
 """Tokens whose log-probability is asked for: the most that vLLM gives unless told otherwise."""
 
@@ -25,7 +25,7 @@ class RewardModel:
     """Scores interactions by the reward model's next token.
 
     Args:
-        config: `[reward.model]`.
+        config: `[reward.servers.reward_model]`.
         patience_s: how long a server that is away is asked again, in seconds.
     """
 

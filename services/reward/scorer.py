@@ -78,9 +78,8 @@ class Scorer:
         self.asking: dict[str, Versions[Any]] = {}
         """The components that ask a language model."""
         patience_s = PATIENCE * config.component_timeout_s
-        for name, make in _MAKERS.items():
-            if (table := getattr(config, ASKING[name])) is not None:
-                self.asking[name] = Versions(table, partial(make, patience_s=patience_s))
+        for name, table in config.servers.named().items():
+            self.asking[name] = Versions(table, partial(_MAKERS[name], patience_s=patience_s))
         self._threads = ThreadPoolExecutor(config.max_concurrent, thread_name_prefix="component")
 
     async def score(self, request: ScoreRequest, versions: Mapping[str, str] = {}) -> Reward:

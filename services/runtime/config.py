@@ -23,6 +23,9 @@ Dtype = Literal["float32", "bfloat16"]
 OWN_ADDRESS = "auto"
 """`advertise_host` of a service that is to find out its address itself."""
 REDIS_PASSWORD_VARIABLE = "AGENT_R1_REDIS_PASSWORD"
+FOLDER_OR_NAME = "a folder or a name"
+"""Marks a text that is a path where it looks like one, or where there is such a folder."""
+FolderOrName = Annotated[str, FOLDER_OR_NAME]
 RUN_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 
 
@@ -64,7 +67,7 @@ class RunConfig(StrictConfig):
     """File with the token that the run's services require in every request and send to each other.
     The variable AGENT_R1_TOKEN holds the token itself instead. With neither, `agent-r1 train`,
     `evaluate` and `chat` make a token for as long as they run."""
-    plugins: list[str] = []
+    plugins: list[FolderOrName] = []
     """Where every service finds user code: folders, which are put on its import path, and installed
     packages as requirements (`my-tools>=1.2`). Nothing is installed: what is missing is an error
     with the command that installs it."""
@@ -106,7 +109,7 @@ class LoraConfig(StrictConfig):
 class ModelConfig(StrictConfig):
     """`[model]`: the policy that is trained."""
 
-    path: str
+    path: FolderOrName
     """Hugging Face model directory, or `owner/name` of a model on the hub, downloaded once at the
     start. HF_HUB_OFFLINE=1 takes it from the hub's cache without asking the hub."""
     revision: str | None = None

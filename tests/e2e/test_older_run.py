@@ -1,9 +1,10 @@
 """Run folders that older versions wrote continue in this version, and are shown and scored.
 
-`tests/contract/run_0_1_0` and `run_before_lineages` are such folders with their model, tasks and
-reward: four steps of a tiny random model. The second is of the last version whose turns did not say
-what they are; `searches.jsonl` has two trajectories of it that search. Paths in both begin with a
-word that stands for where they lie.
+`tests/contract/run_0_1_0`, `run_before_lineages` and `run_config_version_1` are such folders with
+their model, tasks and reward: four steps of a tiny random model. The second is of the last version
+whose turns did not say what they are; `searches.jsonl` has two trajectories of it that search. The
+third is of the last version whose configuration had the keys of version 1. Paths in them begin with
+a word that stands for where they lie.
 """
 
 from __future__ import annotations
@@ -33,7 +34,12 @@ def old_run(name: str, word: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "word"), [("run_0_1_0", "RUN_0_1_0"), ("run_before_lineages", "OLD_RUN")]
+    ("name", "word"),
+    [
+        ("run_0_1_0", "RUN_0_1_0"),
+        ("run_before_lineages", "OLD_RUN"),
+        ("run_config_version_1", "OLD_RUN"),
+    ],
 )
 def test_an_older_run_goes_on(tmp_path: Path, name: str, word: str):
     run = old_run(name, word, tmp_path / "old")
@@ -70,7 +76,24 @@ def test_trajectories_of_a_version_that_read_no_turns_are_shown_and_scored(
     assert after["components"] | {"format": 1.0, "reasoning_format": 1.0} == after["components"]
 
 
-def test_a_checkpoint_of_an_older_version_is_exported(tmp_path: Path):
-    run = old_run("run_before_lineages", "OLD_RUN", tmp_path / "old")
+def test_a_run_with_keys_of_an_older_version_is_shown_scored_and_evaluated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = old_run("run_config_version_1", "OLD_RUN", tmp_path / "old")
+    assert cli.main(["show", str(run)]) == 0
+    assert "vowels:share" in capsys.readouterr().out
+    options = ["--set", "reward.components={answered=1.0}", "--out", str(tmp_path / "scores.jsonl")]
+    assert cli.main(["rescore", str(run), *options]) == 0
+
+    out = tmp_path / "answers.jsonl"
+    command = agent_r1("evaluate", run / "config.json", "--policy", run, "--out", out)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(out.read_text().splitlines()) == 1 + 8  # facts, and the 8 tasks
+
+
+@pytest.mark.parametrize("name", ["run_before_lineages", "run_config_version_1"])
+def test_a_checkpoint_of_an_older_version_is_exported(tmp_path: Path, name: str):
+    run = old_run(name, "OLD_RUN", tmp_path / "old")
     assert cli.main(["export", str(run), str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "model.safetensors").is_file()

@@ -160,11 +160,11 @@ def test_a_reward_model_stays_only_where_it_scores_branches(tmp_path: Path):
     file = write_scene(tmp_path / "example")
     options = [
         "reward.components={exact_match = 1.0, reward_model = 0.5}",
-        'reward.model={url = "http://localhost:9/v1", model = "rm"}',
+        'reward.servers.reward_model={url = "http://localhost:9/v1", model = "rm"}',
     ]
     config = load_config(file, options, {}).config
     alone = cli_chat.uncompared(config).reward
-    assert (alone.components, alone.model) == ({"answered": 1.0}, None)
+    assert (alone.components, alone.servers.reward_model) == ({"answered": 1.0}, None)
     scoring = cli_chat.uncompared(config, "reward_model").reward
     assert scoring.components == {"answered": 1.0, "reward_model": 0.0}
     for reward in (alone, scoring):  # what the service is given fits

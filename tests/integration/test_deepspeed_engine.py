@@ -204,7 +204,7 @@ def test_a_model_that_cannot_tell_trajectories_apart_is_refused(
         return inner(*args, **options)  # attends to all that came before
 
     model.get_decoder().forward = blind
-    expected = rf"'qwen2' cannot be trained with.*{key} = true: .*; set learner\.{key} = false"
+    expected = rf"'qwen2' cannot be trained with.*{key} = true: .*; set engine\.{key} = false"
     with pytest.raises(ValueError, match=expected):
         prepare_layout(model, layout)
 
@@ -223,7 +223,7 @@ def test_a_model_with_a_sliding_window_has_no_row_for_all(tmp_path: Path, layout
 
 def test_another_attention_than_sdpa_is_refused_for_shared_prefixes(model_dir: Path):
     table = ModelConfig(path=str(model_dir), max_context=512, attention="eager")
-    with pytest.raises(ValueError, match=r'attention = "eager"; set learner\.share_prefixes'):
+    with pytest.raises(ValueError, match=r'attention = "eager"; set engine\.share_prefixes'):
         prepare_layout(load_causal_model(table), "shared")
 
 

@@ -172,7 +172,7 @@ def test_on_one_gpu_everything_starts_in_turn_and_has_its_share(
     started = [row[0] for row in stage.lines("start")]
     assert started[-3:] == ["rollout-0", "rollout-1", "learner"]
     # 0.95 - 2 x 0.3
-    assert stage.environment("learner")["AGENT_R1__LEARNER__GPU_MEMORY_SHARE"] == "0.35"
+    assert stage.environment("learner")["AGENT_R1__ENGINE__GPU_MEMORY_SHARE"] == "0.35"
 
 
 def test_services_learn_where_the_others_are_and_nothing_else(

@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from safetensors.numpy import load_file
 
+from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.main import build_engine
 from agent_r1.learner.objective import PRESETS
 from agent_r1.learner.train import Learner
@@ -82,9 +83,7 @@ async def train(
         model=ModelConfig(path=str(model_dir), max_context=128),
         steps=2,
         canary_tokens=0,
-        device="cpu",
-        torch_threads=1,
-        lr=1e-3,
+        engine=EngineConfig(device="cpu", torch_threads=1, lr=1e-3),
         **learner,
     )
     engine = build_engine(spec)

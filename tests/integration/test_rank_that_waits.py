@@ -17,7 +17,7 @@ WAIT_S = 60.0
 
 def test_a_rank_that_looks_for_rank_0_can_be_stopped(tmp_path: Path):
     command = [str(Path(sys.executable).with_name("agent-r1")), "serve", "learner"]
-    command += [str(write_scene(tmp_path / "example")), "--set", "learner.ranks=2"]
+    command += [str(write_scene(tmp_path / "example")), "--set", "engine.ranks=2"]
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and nobody listens there
         place = RankPlace(1, 2, 0, *taken.getsockname())

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from agent_r1.learner.config import SftConfig
+from agent_r1.learner.config import SftConfig, SupervisedEngineConfig
 from agent_r1.learner.sft import train as sft
 from agent_r1.runtime.config import ModelConfig, RunConfig
 from tests.support.hosts import Host, Hosts, why_not
@@ -55,12 +55,10 @@ def one_rank(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     table = SftConfig(
         data=[write_demonstrations(folder / "demonstrations.jsonl")],
         output=folder / "out",
-        lr=0.1,
-        adam_eps=1.0,
         batch_sequences=6,
         steps=STEPS,
         epochs=STEPS,
-        device="cpu",
+        engine=SupervisedEngineConfig(lr=0.1, adam_eps=1.0, device="cpu"),
     )
     assert sft.run(
         run=RunConfig(seed=3), model=ModelConfig(path=str(model), max_context=512), sft=table
@@ -114,7 +112,7 @@ def test_ranks_that_share_nothing_stop_resume_in_another_number_and_export(
         add_third(hosts, model)
     names = [host.name for host in hosts]
     first, second = names[: numbers[0]], names[: numbers[1]]
-    stage_option = f"sft.zero_stage={stage}"
+    stage_option = f"sft.engine.zero_stage={stage}"
     ranks = start_ranks(hosts, first, stage_option)
     wait_for_steps(hosts["node-0"], 3, ranks[0])
     for name in first:
@@ -160,14 +158,16 @@ def test_ranks_that_do_not_fit_each_other_say_so_on_every_host(hosts: Hosts):
     ranks = start_ranks(hosts, ["node-0", "node-1"])
     assert ends(ranks) == [2, 1]
     for host in hosts:
-        assert "configured differently from rank 0: sft.lr is 0.2, not 0.1;" in complaint(host)
+        assert "configured differently from rank 0: sft.engine.lr is 0.2, not 0.1;" in complaint(
+            host
+        )
 
 
 @FULL
 def test_a_rank_that_never_comes_is_named(hosts: Hosts, model: Path):
     add_third(hosts, model)
     names = [host.name for host in hosts]
-    timeout = "sft.rank_join_timeout_s=30"
+    timeout = "sft.engine.rank_join_timeout_s=30"
     ranks = [start_rank(hosts, names, rank, timeout) for rank in (0, 1)]
     assert ends(ranks) == [2, 1]
     for name in names[:2]:
@@ -176,7 +176,7 @@ def test_a_rank_that_never_comes_is_named(hosts: Hosts, model: Path):
 
 @FULL
 def test_a_missing_rank_0_is_missed(hosts: Hosts):
-    rank = start_rank(hosts, ["node-0", "node-1"], 1, "sft.rank_join_timeout_s=5")
+    rank = start_rank(hosts, ["node-0", "node-1"], 1, "sft.engine.rank_join_timeout_s=5")
     assert ends([rank]) == [1]
     assert "rank 0 was not at node-0:29500 within 5 s" in complaint(hosts["node-1"])
 
@@ -186,7 +186,7 @@ def test_ranks_that_cannot_connect_name_the_interface(hosts: Hosts):
     rule = "-p tcp --syn ! --dport 29500 -j DROP"  # only the store is open
     for host in hosts:
         host.run(["iptables", "-A", "INPUT", *rule.split()])
-    ranks = start_ranks(hosts, ["node-0", "node-1"], "sft.rank_join_timeout_s=20")
+    ranks = start_ranks(hosts, ["node-0", "node-1"], "sft.engine.rank_join_timeout_s=20")
     assert ends(ranks) == [1, 1]
     for host in hosts:
         assert "could not connect to each other within 20 s" in complaint(host)
@@ -251,7 +251,7 @@ def test_torchrun_starts_the_ranks_of_two_nodes(hosts: Hosts, one_rank: dict[str
             [
                 *(torchrun, "--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(n)),
                 *("--master-addr", "node-0", "--master-port", "29500", "--no-python"),
-                *(agent_r1, "sft", "/tmp/run.toml", "--set", "sft.ranks=2"),
+                *(agent_r1, "sft", "/tmp/run.toml", "--set", "sft.engine.ranks=2"),
             ],
             log="rank",
             cwd=Path("/tmp"),

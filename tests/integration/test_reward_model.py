@@ -79,10 +79,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
             "trajectories": [folder / "stored.jsonl"],
             "output": folder / "out",
             "held_out": 0.25,
-            "device": "cpu",
-            "lr": 2e-3,
             "epochs": 6,
-            "max_tokens_per_microbatch": 8192,
+            "engine": {"device": "cpu", "lr": 2e-3, "max_tokens_per_microbatch": 8192},
         }
     )
     model = ModelConfig(path=str(BASE), dtype="float32", max_context=512)
@@ -116,8 +114,9 @@ async def scorer_of(trained: Trained) -> AsyncIterator[MakeScorer]:
     """Make scorers with one component that asks the server, closed at the end."""
     made: list[Scorer] = []
 
-    def make(component: str, table: str, **settings: Any) -> Scorer:
-        tables = {"components": {component: 1.0}, table: {"url": trained.url} | settings}
+    def make(component: str, **settings: Any) -> Scorer:
+        servers = {component: {"url": trained.url} | settings}
+        tables = {"components": {component: 1.0}, "servers": servers}
         made.append(Scorer(RewardConfig.model_validate(tables)))
         return made[-1]
 
@@ -136,7 +135,7 @@ def test_it_tells_good_from_bad_on_tasks_it_has_not_seen(trained: Trained):
 
 
 async def test_the_component_asks_the_server_and_gets_what_was_learned(scorer_of: MakeScorer):
-    scorer = scorer_of("reward_model", "model", model="rm")
+    scorer = scorer_of("reward_model", model="rm")
     bad_request = asked(good=False)
     good, bad = [await scorer.score(one) for one in (asked(good=True), bad_request)]
     assert good.total > 0.8 > 0.2 > bad.total
@@ -172,7 +171,7 @@ def probability(trained: Trained, request: ScoreRequest, *, thoughts: bool) -> f
 async def test_the_server_is_asked_in_the_tokens_that_were_trained(
     trained: Trained, scorer_of: MakeScorer, thoughts: bool
 ):
-    scorer = scorer_of("reward_model", "model", model="rm", thoughts=thoughts)
+    scorer = scorer_of("reward_model", model="rm", thoughts=thoughts)
     for good in (True, False):
         request = asked(good=good, thought="<think> In Bexi.</think>")
         reward = await scorer.score(request)
@@ -185,11 +184,11 @@ async def test_the_server_is_asked_in_the_tokens_that_were_trained(
 async def test_a_judge_scores_with_a_real_model_and_its_refusals_are_shown(scorer_of: MakeScorer):
     prompt = "$question $transcript Score it."
     choices = {"structured_outputs": {"choice": ["Score: 4", "Score: 8"]}}
-    judge = scorer_of("judge", "judge", model="rm", prompt=prompt, extra_body=choices)
+    judge = scorer_of("judge", model="rm", prompt=prompt, extra_body=choices)
     reward = await judge.score(asked(good=True))
     assert reward.total in (0.4, 0.8)
 
-    unknown = scorer_of("judge", "judge", model="another", prompt=prompt)
+    unknown = scorer_of("judge", model="another", prompt=prompt)
     with pytest.raises(ComponentError, match=r"refuses the request with 404.*another"):
         await unknown.score(asked(good=True))
     long = ScoreRequest(payload={}, turns=[ScoreTurn(text="In Bexi. " * 600)])
@@ -226,7 +225,9 @@ def critic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainedCritic]:
 async def test_a_served_critic_has_the_values_of_the_engine_that_trained_it(critic: TrainedCritic):
     table = {"url": critic.url, "model": "critic-1"}
     components = {"answered": 1.0, "critic": 0.0}
-    scorer = Scorer(RewardConfig.model_validate({"components": components, "critic": table}))
+    scorer = Scorer(
+        RewardConfig.model_validate({"components": components, "servers": {"critic": table}})
+    )
     states = [
         (sample.token_ids[:end].tolist(), values[end])
         for sample, values in zip(critic.samples, critic.values, strict=True)

@@ -60,7 +60,8 @@ async def broker(redis_url: str, run_id: str) -> AsyncIterator[Broker]:
 
 
 def scorer_of(server: ScriptedServer, version: str = "verifier-1") -> Scorer:
-    table = {"components": {NAME: 1.0}, "model": {"url": server.url, "model": version}}
+    servers = {NAME: {"url": server.url, "model": version}}
+    table = {"components": {NAME: 1.0}, "servers": servers}
     return Scorer(RewardConfig.model_validate(table))
 
 

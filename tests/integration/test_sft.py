@@ -58,18 +58,21 @@ class StopAfter(threading.Event):
 
 
 def run_sft(
-    model_dir: Path, data: Path, output: Path, stop: threading.Event | None = None, **settings: Any
+    model_dir: Path,
+    data: Path,
+    output: Path,
+    stop: threading.Event | None = None,
+    lr: float = 5e-3,
+    **settings: Any,
 ) -> bool:
     table = SftConfig.model_validate(
         {
             "data": [data],
             "output": output,
-            "lr": 5e-3,
-            "lr_schedule": "cosine",
             "batch_sequences": 8,
             "epochs": 9,
             "steps": STEPS,
-            "device": "cpu",
+            "engine": {"lr": lr, "lr_schedule": "cosine", "device": "cpu"},
             **settings,
         }
     )

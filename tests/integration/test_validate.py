@@ -29,7 +29,7 @@ def validate(folder: Path, capsys: pytest.CaptureFixture[str], *options: str) ->
 
 def test_the_written_task_is_sound(folder: Path, capsys: pytest.CaptureFixture[str]):
     # A machine without these GPUs can say all the same whether the task is sound.
-    gpus = ["rollout.tensor_parallel_size=2", "learner.ranks=4", "placement.rollout=[[0,1]]"]
+    gpus = ["rollout.tensor_parallel_size=2", "engine.ranks=4", "placement.rollout=[[0,1]]"]
     options = [word for key in gpus for word in ("--set", key)]
     code, text = validate(folder, capsys, *options)
     assert code == 0, text

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from aiohttp import web
 
-from agent_r1.learner.config import DataConfig, EvaluationConfig, LearnerConfig
+from agent_r1.learner.config import DataConfig, EngineConfig, EvaluationConfig, LearnerConfig
 from agent_r1.learner.engine.interface import (
     EngineError,
     LossSpec,
@@ -57,7 +57,7 @@ from tests.support.builders import trajectory
 GROUP_TOKEN = 1_000_000
 SAMPLE_TOKEN = 2_000_000
 NUM_SAMPLED = 6
-ENGINE_FACTS = {"learner.zero_stage": 0, "model.dtype": "float32"}
+ENGINE_FACTS = {"engine.zero_stage": 0, "model.dtype": "float32"}
 """The defaults of a configuration."""
 KILL_CODE = 9
 
@@ -424,6 +424,7 @@ def training_spec(
     num_tasks: int = 6,
     evaluation: dict[str, Any] | None = None,
     model: ModelConfig | None = None,
+    engine: EngineConfig = EngineConfig(),  # noqa: B008 - frozen
     **learner: Any,
 ) -> RunSpec:
     """Return a spec of 3 steps of 2 groups of 2 samples, in `folder`."""
@@ -445,6 +446,7 @@ def training_spec(
         redis=RedisConfig(url=redis_url, lease_s=2.0),
         prompts=PromptOrder.of(DataConfig(train=[DataSource(source=data)]), run.seed),
         learner=LearnerConfig(**(defaults | learner)),
+        engine=engine,
         evaluation=EvaluationConfig(**(evaluation or {})),
         resolved_config={
             "run": run.model_dump(mode="json"),

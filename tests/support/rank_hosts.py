@@ -34,11 +34,13 @@ max_tokens_per_turn = 64
 [sft]
 data = ["/tmp/demonstrations.jsonl"]
 output = "/tmp/out"
-lr = 0.1
-adam_eps = 1.0 # so large that a step is about lr * gradient, which rounding changes little
 batch_sequences = 6
 steps = {steps}
 epochs = {steps}
+
+[sft.engine]
+lr = 0.1
+adam_eps = 1.0 # so large that a step is about lr * gradient, which rounding changes little
 device = "cpu"
 torch_threads = 1
 rank_join_timeout_s = 60
@@ -84,7 +86,7 @@ def start_rank(
     size = len(names)
     place = RankPlace(rank, size, 0, names[0], PORT)
     command = [str(Path(sys.executable).with_name("agent-r1")), "sft", "/tmp/run.toml"]
-    for option in (f"sft.ranks={size}", *options):
+    for option in (f"sft.engine.ranks={size}", *options):
         command += ["--set", option]
     variables = {} if size == 1 else place.environment()
     return hosts[names[rank]].start(

@@ -56,7 +56,7 @@ class RayOnHosts(RunOnHosts):
             f"redis.url={self.redis_url}",
             f"learner.checkpoint_url=s3://{BUCKET}/checkpoints",
             "learner.checkpoint_every=1",
-            "learner.ranks=2",
+            "engine.ranks=2",
             "rollout.kv_cache_gib=0.5",
             *options,
         ]

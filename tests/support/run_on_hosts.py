@@ -56,7 +56,7 @@ class RunOnHosts:
             f"learner.server.advertise_host={learner.name}",
             "learner.server.port=8100",
             "rollout.kv_cache_gib=0.5",
-            f"learner.ranks={len(self._rank_hosts)}",
+            f"engine.ranks={len(self._rank_hosts)}",
             f"run.dir={RUN_DIR}",
             *options,
         ]

@@ -53,8 +53,10 @@ separator = "\\n"
 steps = 4
 groups_per_batch = 4
 group_size = 4
-lr = 5e-4
 checkpoint_every = 1
+
+[engine]
+lr = 5e-4
 torch_threads = 1
 
 [evaluation]

@@ -86,19 +86,19 @@ def test_the_table_lists_every_built_in_component():
 
 
 def test_the_judge_of_the_example_can_be_built():
-    [config] = tables_with("reward.judge")
+    [config] = tables_with("reward.servers.judge")
     assert set(Scorer(RewardConfig.model_validate(config["reward"])).asking) == {"judge"}
 
 
 def test_the_reward_model_of_the_example_can_be_trained_and_asked():
-    [trained], asked = tables_with("train_reward"), tables_with("reward.model")
+    [trained], asked = tables_with("train_reward"), tables_with("reward.servers.reward_model")
     TrainRewardConfig.model_validate(trained["train_reward"])
     components = [set(Scorer(RewardConfig.model_validate(one["reward"])).asking) for one in asked]
     assert components == [{"reward_model"}] * 2
 
 
 def test_the_critic_of_the_example_can_be_asked():
-    [config] = tables_with("reward.critic")
+    [config] = tables_with("reward.servers.critic")
     assert set(Scorer(RewardConfig.model_validate(config["reward"])).asking) == {"critic"}
 
 

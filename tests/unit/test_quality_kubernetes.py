@@ -78,7 +78,7 @@ def test_every_variable_of_the_configuration_is_a_key_of_it() -> None:
     texts = (file.read_text() for file in VALUES.values())
     everything = "".join([TEXT, *texts, json.dumps(KUBERAY)])
     named = set(re.findall(r"\bAGENT_R1__([A-Z0-9_]+)\b", everything))
-    assert {"RUN__ID", "LEARNER__RANKS", "ROLLOUT__SERVER_ID"} <= named
+    assert {"RUN__ID", "ENGINE__RANKS", "ROLLOUT__SERVER_ID"} <= named
     for name in named:
         assert has_key(Config, name.lower().split("__")), name
 
@@ -185,7 +185,7 @@ def test_the_job_of_ray_is_a_command_whose_ranks_have_nodes() -> None:
     file = REPOSITORY / Path(arguments.config).relative_to("/app")
     config = load_config(file, arguments.options, environ={}).config
     (group,) = cluster["spec"]["workerGroupSpecs"]
-    assert group["replicas"] == config.learner.ranks
+    assert group["replicas"] == config.engine.ranks
     assert job["clusterSelector"] == {"ray.io/cluster": cluster["metadata"]["name"]}
 
 
@@ -304,7 +304,7 @@ def test_pods_with_gpus_get_the_runtime_class_and_shared_memory_that_they_need()
     assert "runtimeClassName" not in json.dumps(render(["gpu-node"]))
     (learner,) = pods["learner"]["containers"]
     # A file for one GPU names a smaller share, and pods share none.
-    assert {"name": "AGENT_R1__LEARNER__GPU_MEMORY_SHARE", "value": "1.0"} in learner["env"]
+    assert {"name": "AGENT_R1__ENGINE__GPU_MEMORY_SHARE", "value": "1.0"} in learner["env"]
 
 
 def test_secrets_are_files_or_references() -> None:
@@ -361,7 +361,7 @@ def test_ranks_are_the_pods_of_the_job_times_those_of_each() -> None:
         2,
         8,
     )
-    assert environment["AGENT_R1__LEARNER__RANKS"] == "16"
+    assert environment["AGENT_R1__ENGINE__RANKS"] == "16"
     assert {"--nnodes=2", "--nproc-per-node=8"} <= set(container["command"])
     assert "WORLD_SIZE" not in environment  # torchrun sets it
 

@@ -104,7 +104,9 @@ def uncompared(config: Config, scorer: str | None = None) -> Config:
         "rule": "weighted",
         "components": {"answered": 1.0} | ({} if scorer is None else {scorer: 0.0}),
         "ranges": {},
-        **{table: None for name, table in ASKING.items() if name != scorer},
+        "servers": config.reward.servers.model_copy(
+            update={name: None for name in ASKING if name != scorer}
+        ),
     }
     return config.model_copy(update={"reward": config.reward.model_copy(update=changes)})
 

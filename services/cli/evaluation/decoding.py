@@ -153,8 +153,9 @@ def scorer_of(named: str | None, config: Config) -> str:
         )
         raise ConfigError(
             "decoding needs a component that scores branches without knowing the answer, and "
-            f"reward.components has {asked}; add reward_model with the table [reward.model], or "
-            f"name another one (--decode-scorer): {', '.join(can) or 'there is none'}"
+            f"reward.components has {asked}; add reward_model with the table "
+            "[reward.servers.reward_model], or name another one (--decode-scorer): "
+            f"{', '.join(can) or 'there is none'}"
         )
     return found
 
@@ -185,7 +186,7 @@ def with_scorers(config: Config, folders: Mapping[str, str]) -> Config:
     """
     if not folders:
         return config
-    reward: dict[str, object] = config.reward.model_dump()
+    reward: dict[str, Any] = config.reward.model_dump()
     reward["components"] = {**dict.fromkeys(folders, 0.0), **config.reward.components}
     for name, folder in folders.items():
         weights = Path(folder) / SNAPSHOT_FILE
@@ -195,5 +196,5 @@ def with_scorers(config: Config, folders: Mapping[str, str]) -> Config:
                 "`agent-r1 export --critic` or `agent-r1 train-reward` wrote"
             )
         digest = hashlib.sha256(weights.read_bytes()).hexdigest()[:12]
-        reward[ASKING[name]] = {"path": folder, "model": f"{name}-{digest}"}
+        reward["servers"][name] = {"path": folder, "model": f"{name}-{digest}"}
     return config.model_copy(update={"reward": RewardConfig.model_validate(reward)})

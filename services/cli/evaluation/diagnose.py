@@ -182,7 +182,13 @@ def _of_model(config: Config, answers: _Answers) -> list[Figure]:
         for i, results in enumerate(answers.groups)
         if len(slots := [Slot(0.0, final=True, result=s) for s in _scored(results)]) > 1
     ]
-    gradients = gradient_figures(groups, config.learner, config.model, config.diagnose.turn_lam)
+    gradients = gradient_figures(
+        groups,
+        config.learner,
+        config.model,
+        config.diagnose.turn_lam,
+        config.engine.torch_threads,
+    )
     return [
         *base_figures(greedy, sampled, config.diagnose.solved_above),
         *training_figures(

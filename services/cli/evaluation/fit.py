@@ -31,7 +31,6 @@ from agent_r1.config import checks as config_checks
 from agent_r1.config.run import Config, ConfigError
 from agent_r1.evaluation.guidance import Guidance, guidance
 from agent_r1.evaluation.main import EvaluationRun
-from agent_r1.reward.components import ASKING
 from agent_r1.runtime.exit_status import EXIT_INTERRUPTED
 from agent_r1.runtime.files.writing import write_atomically
 from agent_r1_proto.tasks import Decoding
@@ -98,7 +97,7 @@ class Fit:
 
     def _setting(self, found: Guidance, decoding: Decoding | None) -> FittedSetting:
         component = self.decoding.scorer
-        table = getattr(self._config.reward, ASKING.get(component or "", ""), None)
+        table = self._config.reward.servers.named().get(component or "")
         return FittedSetting(
             decoding=decoding,
             temperature=found.temperature if decoding is not None else 0.0,

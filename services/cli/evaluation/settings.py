@@ -7,18 +7,20 @@ part.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import JsonValue
 
+from agent_r1.config.files import VERSION_KEY
 from agent_r1.config.run import Config, dump_config
 from agent_r1.config.sources import flat_leaves
+from agent_r1.config.versions import translate_dotted
 from agent_r1.evaluation.answers import differences
 from agent_r1.evaluation.config import SEARCH_TOOL, QuestioningConfig
 from agent_r1.evaluation.experiments.cell import SEED_KEY
-from agent_r1.reward.components import ASKING
 from agent_r1.reward.config import RewardConfig
 from agent_r1.runtime.files.data_source import DataSource
 from agent_r1.runtime.files.tasks import source_digest
@@ -31,13 +33,13 @@ COMPONENTS = "reward.components."
 CANARY = "learner.canary_"
 """How keys begin that say how closely pushes are watched."""
 DECISIVE = (
-    *("model.", "data.", "env.", "tools.", "learner.", "evaluation."),
+    *("model.", "data.", "env.", "tools.", "learner.", "engine.", "evaluation."),
     *("reward.components", "reward.rule", "reward.ranges", SEED_KEY),
 )
 """How keys begin that decide what is learned and asked; the others say where and how fast."""
-OF_TRAINING = ("learner.", "data.", SEED_KEY)
+OF_TRAINING = ("learner.", "engine.", "data.", SEED_KEY)
 """And of these, a baseline has none."""
-MODELS = tuple(f"reward.{table}." for table in ASKING.values())
+MODEL_KEY = re.compile(r"reward\.servers\.\w+\.(\w+)")
 OF_A_SERVER = ("url", "api_key", "max_concurrent", "requests_per_minute", "cache_size")
 """Of the models that score, every key but these decides."""
 ENV_FACTS = (
@@ -87,9 +89,9 @@ def asked_settings(
         **asked.facts(),
         "tasks": f"sha256:{source_digest(source)}",
         **{
-            f"reward.{table}.model": getattr(config.reward, table).model
-            for name, table in ASKING.items()
-            if name in config.reward.components
+            # As version 1 of the configuration called the tables, so that older cells count.
+            f"reward.{name.removeprefix('reward_')}.model": table.model
+            for name, table in config.reward.servers.named().items()
         },
     }
     return {key: value for key, value in facts.items() if not _is_place(value)}
@@ -100,15 +102,20 @@ def _is_place(value: JsonValue) -> bool:
 
 
 def flat_settings(config: Config) -> dict[str, JsonValue]:
-    """Return every value of a run's configuration by dotted key, except its folder."""
+    """Return every value of a run's configuration by dotted key, without its folder and version.
+
+    Those of other commands, which inherit from `[engine]`, are left out as well.
+    """
     return flat_values(dump_config(config)[0])
 
 
 def flat_values(values: Mapping[str, Any]) -> dict[str, JsonValue]:
     """Return the values of a `config.json` in the same form."""
-    found = dict(flat_leaves(values))
-    found.pop(DIR_KEY, None)
-    return found
+    return {
+        key: value
+        for key, value in flat_leaves(values)
+        if key not in (DIR_KEY, VERSION_KEY) and not key.startswith(("sft.", "train_reward."))
+    }
 
 
 def trained_settings(settings: Mapping[str, JsonValue], *, trains: bool) -> dict[str, JsonValue]:
@@ -127,8 +134,8 @@ def trained_settings(settings: Mapping[str, JsonValue], *, trains: bool) -> dict
 
 
 def _is_decisive(key: str) -> bool:
-    if key.startswith(MODELS):
-        return key.split(".")[2] not in OF_A_SERVER
+    if of_model := MODEL_KEY.match(key):
+        return of_model[1] not in OF_A_SERVER
     return key.startswith(DECISIVE)
 
 
@@ -147,11 +154,12 @@ def differences_since(
     none may differ: keys of the canary, and components that are measured only.
 
     Args:
-        there: settings of the earlier run by dotted key.
+        there: settings of the earlier run by dotted key, also those of an older version.
         here: those of the planned one, in the same form.
         config: of the planned one.
         measure: the component that the table compares, which both must measure.
     """
+    there = translate_dotted(there)
     changed = dict(flat_leaves(config.model_dump(mode="json", exclude_defaults=True)))
     kept = {key: value for key, value in here.items() if key in there or key in changed}
     return differences(_without_watching(there, measure), _without_watching(kept, measure))

@@ -47,12 +47,11 @@ from agent_r1.evaluation.experiments.config import (
 from agent_r1.evaluation.experiments.estimates import Row
 from agent_r1.reward.config import measuring_advice
 
-ROW_KEYS = ("learner.", "evaluation.", "run.seed", "run.dir", "model.path")
+ROW_KEYS = ("learner.", "engine.", "evaluation.", "run.seed", "run.dir", "model.path")
 """What may differ between runs: nothing that a service which stays up needs. Each learner pushes
 the weights of its own model."""
 SAME_KEYS = ("evaluation.sets", "evaluation.temperature", "evaluation.max_questions")
 """And these may not, or rows would answer different questions."""
-MODEL_KEY = "model.path"
 SEED = "{seed}"
 """Stands for the seed of the run in a value of a method."""
 EVALUATED = {"evaluation.before": False, "evaluation.every": 0, "evaluation.after": True}
@@ -237,9 +236,7 @@ def _options(values: Mapping[str, Any], folder: Path, where: str) -> list[str]:
             raise ConfigError(f"{where}: {name} is set by the table itself; remove it")
         with named(where):
             list(option_settings(Config, [f"{name}={_toml(value)}"]))
-        if name == MODEL_KEY and (str(value).startswith(".") or (folder / str(value)).is_dir()):
-            value = str((folder / str(value)).resolve())  # else the name of a model on the hub
-        elif key not in OUTPUT_KEYS:
+        if key not in OUTPUT_KEYS:
             value = located(value, field_annotation(Config, key), folder)
         options.append(f"{name}={_toml(value)}")
     return options
@@ -297,7 +294,8 @@ def _check_run(
             raise ConfigError(
                 f"{key} ({here.get(key)!r}) differs from that of the other rows "
                 f"({there.get(key)!r}): the services keep running between runs, so a method "
-                "may set only learner.*, evaluation.* and model.path; move it to [defaults]"
+                "may set only learner.*, engine.*, evaluation.* and model.path; move it to "
+                "[defaults]"
             )
         if any(key == name or key.startswith(f"{name}.") for name in SAME_KEYS):
             raise ConfigError(

@@ -16,7 +16,7 @@ from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1.launch.local_view import read_json_lines
 from agent_r1.runtime.files.run_folder import EVALUATIONS_FILE
 
-SHOWN_TABLES = ("model", "data", "env", "tools", "reward", "learner", "evaluation")
+SHOWN_TABLES = ("model", "data", "env", "tools", "reward", "learner", "engine", "evaluation")
 """Tables of the configuration that describe the model; the others are about machines."""
 
 
@@ -52,7 +52,7 @@ def model_card(run: Path, config: Config, step: int, agent: Mapping[str, Any]) -
         f"| base model | {base if on_hub else Path(base).name} |",
         f"| algorithm | {learner.algorithm} |",
         f"| learner steps | {step}, each of {batch} |",
-        f"| learning rate | {learner.lr:g} |",
+        f"| learning rate | {config.engine.lr:g} |",
         f"| tools | {tools} |",
         f"| format of tool calls | {agent['tool_format']} |",
         "",

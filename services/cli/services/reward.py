@@ -12,7 +12,7 @@ import os
 import httpx
 
 from agent_r1.cli.live_run import ANSWER_TIMEOUT_S, add_run, ask_run
-from agent_r1.config.sources import ENV_PREFIX, ConfigError
+from agent_r1.config.sources import ConfigError, variable_of
 from agent_r1.reward.components import ASKING
 from agent_r1_proto.scoring_models import ScoringModel, ScoringModels
 
@@ -66,7 +66,7 @@ def _check_server(component: str, version: str, url: str) -> None:
         ConfigError: it does not answer, or has others.
     """
     below = "/v1/models" if component == "critic" else "/models"
-    variable = f"{ENV_PREFIX}REWARD__{ASKING[component].upper()}__API_KEY"
+    variable = variable_of(("reward", "servers", component, "api_key"))
     key = os.environ.get(variable)
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     try:

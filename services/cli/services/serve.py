@@ -291,11 +291,11 @@ def with_folders(config: Config) -> Config:
 def _serve_learner(named: Config, arguments: argparse.Namespace) -> int:
     resume = arguments.resume or (arguments.resume_if_begun and _has_begun(named))
     config = with_folders(named)
-    place = read_place(os.environ, config.learner.ranks, "learner")
+    place = read_place(os.environ, config.engine.ranks, "engine")
     if place.rank > 0:
         from agent_r1.learner import main as learner
 
-        learner.follow(config.run, config.model, config.learner, place)
+        learner.follow(config.run, config.model, config.learner, config.engine, place)
     _redis(config)
     prompts = config.prompt_order()
     if config.learner.transport == "http":
@@ -316,6 +316,7 @@ def _serve_learner(named: Config, arguments: argparse.Namespace) -> int:
             redis=config.redis,
             prompts=prompts,
             learner=config.learner,
+            engine=config.engine,
             evaluation=config.evaluation,
             resolved_config=dump_config(named)[0],
             resume=resume,

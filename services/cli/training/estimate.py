@@ -49,8 +49,8 @@ RESERVE = 0.2
 LARGEST_ERROR = 0.21
 """Share of a peak that was missing in the sum, at most: docs/benchmarks.md."""
 BY_HAND = (
-    "the shares (rollout.gpu_memory_utilization and learner.gpu_memory_share), the servers "
-    "(placement.rollout_replicas) or the ranks (learner.ranks)"
+    "the shares (rollout.gpu_memory_utilization and engine.gpu_memory_share), the servers "
+    "(placement.rollout_replicas) or the ranks (engine.ranks)"
 )
 """Keys that other values than those tried may help."""
 WIDTH = 52
@@ -104,7 +104,7 @@ def estimate(config: Config, machine: Machine) -> tuple[list[str], list[str]]:
         if fits(lora, adapted):
             lines.append(
                 f"or with adapters alone (LoRA): --set model.lora.rank={ADAPTERS.rank}, and about "
-                f"ten times learner.lr ({config.learner.lr:g})"
+                f"ten times engine.lr ({config.engine.lr:g})"
             )
     return lines, found.problems
 
@@ -162,8 +162,8 @@ def with_layout(config: Config) -> Config:
     """Return the configuration with the layout that the engine will choose."""
     from agent_r1.learner.engine.ranks.messages import EngineSetup
 
-    shares = EngineSetup.of(config.model, config.learner).config.share_prefixes
-    return changed(config, [("learner", "share_prefixes", shares)])
+    shares = EngineSetup.of(config.model, config.engine).config.share_prefixes
+    return changed(config, [("engine", "share_prefixes", shares)])
 
 
 def look_at(
@@ -182,7 +182,7 @@ def look_at(
     memory = None if memory_gb is None else memory_gb * 1e9
     if gpu_gb is not None:
         return Machine(gpu_gb * 1e9, memory, None, gpus or 1, boxes)
-    count = usable_gpus() if config.learner.device != "cpu" else 0
+    count = usable_gpus() if config.engine.device != "cpu" else 0
     if not count and (gpus is not None or boxes > 1):
         option = "--boxes" if gpus is None else "--gpus"
         raise ConfigError(
@@ -283,7 +283,7 @@ def memory_of_run(
     for scorer in scorers:
         servers += scorer.weights * own + config.rollout.kv_cache_gib * GIB
     redis = config.redis.maxmemory_mb * MIB if config.redis.url is None else 0
-    return config.learner.ranks * total(learner) + servers + PROGRAMS + redis
+    return config.engine.ranks * total(learner) + servers + PROGRAMS + redis
 
 
 def _lines(
@@ -293,7 +293,7 @@ def _lines(
     yield f"model: {policy.weights / 1e6:,.1f}M weights, {policy.layers} layers of {policy.hidden}"
     if config.model.lora is not None:
         yield f"adapters: {policy.trained / 1e6:,.3f}M weights, which alone are trained"
-    ranks, servers = config.learner.ranks, config.placement.num_rollout_servers
+    ranks, servers = config.engine.ranks, config.placement.num_rollout_servers
     where = "with a GPU each" if on_gpu else "on the CPU"
     tokens = microbatch_tokens(config)
     title = f"learner, {_count(ranks, 'rank')} {where}, {tokens} tokens at a time"

@@ -78,13 +78,13 @@ def _all_remedies(config: Config, machine: Machine) -> Iterator[Remedy]:
             yield (("rollout", "kv_cache_gib", 1.0),)
     else:
         yield from _share_remedies(config, machine)
-    if learner.logprob_chunk_tokens > SMALL_CHUNK:
-        yield (("learner", "logprob_chunk_tokens", SMALL_CHUNK),)
-    tokens = learner.max_tokens_per_microbatch
+    if config.engine.logprob_chunk_tokens > SMALL_CHUNK:
+        yield (("engine", "logprob_chunk_tokens", SMALL_CHUNK),)
+    tokens = config.engine.max_tokens_per_microbatch
     while tokens > config.model.max_context:
         tokens = max(tokens // 2, config.model.max_context)
-        yield (("learner", "max_tokens_per_microbatch", tokens),)
-    yield (("learner", "activation_checkpointing", True),)
+        yield (("engine", "max_tokens_per_microbatch", tokens),)
+    yield (("engine", "activation_checkpointing", True),)
     if machine.gpu_bytes is not None:
         yield from _gpu_remedies(config, machine)
 
@@ -94,14 +94,14 @@ def _share_remedies(config: Config, machine: Machine) -> Iterator[Remedy]:
     for share in (config.rollout.gpu_memory_utilization, *SHARES):
         engines: Remedy = (("rollout", "gpu_memory_utilization", share),)
         left = _left_for_learner(changed(config, engines), machine)
-        yield engines if left is None else (*engines, ("learner", "gpu_memory_share", left))
+        yield engines if left is None else (*engines, ("engine", "gpu_memory_share", left))
 
 
 def _left_for_learner(config: Config, machine: Machine) -> float | None:
     """Return what engines leave of a GPU that the learner has too; None if it names no share."""
-    if config.learner.gpu_memory_share is None:
+    if config.engine.gpu_memory_share is None:
         return None
-    unnamed = changed(config, [("learner", "gpu_memory_share", None)])
+    unnamed = changed(config, [("engine", "gpu_memory_share", None)])
     try:
         return placed(unnamed, machine).learner_share
     except ValueError:  # too large for those who share a GPU
@@ -109,18 +109,18 @@ def _left_for_learner(config: Config, machine: Machine) -> float | None:
 
 
 def _gpu_remedies(config: Config, machine: Machine) -> Iterator[Remedy]:
-    stage, offload = config.learner.zero_stage, config.learner.offload
-    stage_3 = ("learner", "zero_stage", 3)
+    stage, offload = config.engine.zero_stage, config.engine.offload
+    stage_3 = ("engine", "zero_stage", 3)
     for higher in range(max(2, stage + 1), 4):
-        yield (("learner", "zero_stage", higher),)
-    gpus, ranks = machine.gpus * machine.boxes, config.learner.ranks
+        yield (("engine", "zero_stage", higher),)
+    gpus, ranks = machine.gpus * machine.boxes, config.engine.ranks
     while (ranks := 2 * ranks) <= gpus:
-        yield stage_3, ("learner", "ranks", ranks)
+        yield stage_3, ("engine", "ranks", ranks)
     if offload == "none":
-        yield ("learner", "zero_stage", max(2, stage)), ("learner", "offload", "optimizer")
+        yield ("engine", "zero_stage", max(2, stage)), ("engine", "offload", "optimizer")
     if offload != "all":
-        yield stage_3, ("learner", "offload", "optimizer")
-        yield stage_3, ("learner", "offload", "all")
+        yield stage_3, ("engine", "offload", "optimizer")
+        yield stage_3, ("engine", "offload", "all")
     parts = config.rollout.tensor_parallel_size
     while (parts := 2 * parts) <= machine.gpus:
         yield (("rollout", "tensor_parallel_size", parts),)

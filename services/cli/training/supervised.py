@@ -38,7 +38,7 @@ def _train_on_dialogues(
     if table is None:
         config_checks.check(config, purpose)  # says what is missing
         raise ConfigError(f"table [{purpose}] is missing")
-    place = read_place(os.environ, table.ranks, purpose)
+    place = read_place(os.environ, table.engine.ranks, f"{purpose}.engine")
     if place.rank == 0:
         config_checks.check(config, purpose)
     config = with_folders(config)

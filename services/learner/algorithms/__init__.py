@@ -116,7 +116,7 @@ def find_policy_loss(name: str) -> PolicyLossFunction:
     if not callable(function):
         raise ValueError(f"{key} is {kind_of(function)}; it must be a function")
     check_call(function, "inputs", "options", name=key)
-    return cast(PolicyLossFunction, function)
+    return cast("PolicyLossFunction", function)
 
 
 def is_zero_without_advantage(name: str) -> bool:

@@ -206,8 +206,8 @@ def check_kernel(
     except (RuntimeError, ValueError) as exc:
         key = LAYOUT_KEYS[layout]
         raise ValueError(
-            f"learner.{key} = true needs FlexAttention, which does not work for this model on "
-            f"{device}: {exc}; set learner.{key} = false"
+            f"engine.{key} = true needs FlexAttention, which does not work for this model on "
+            f"{device}: {exc}; set engine.{key} = false"
         ) from exc
 
 

@@ -197,8 +197,8 @@ def prepare_layout(model: PreTrainedModel, layout: Layout) -> None:
     attention = cast(str, model.config._attn_implementation)
     if layout == "shared" and attention != CHECKED_ATTENTION:
         raise ValueError(
-            "learner.share_prefixes = true has an attention of its own, in place of "
-            f'model.attention = "{attention}"; set learner.share_prefixes = false, learner.packing '
+            "engine.share_prefixes = true has an attention of its own, in place of "
+            f'model.attention = "{attention}"; set engine.share_prefixes = false, engine.packing '
             f'= true for "flash_attention_2", or model.attention = "{CHECKED_ATTENTION}"'
         )
     plans = attention == CHECKED_ATTENTION
@@ -216,8 +216,8 @@ def prepare_layout(model: PreTrainedModel, layout: Layout) -> None:
     if not equal:
         key = LAYOUT_KEYS[layout]
         raise ValueError(
-            f"a model of type {model.config.model_type!r} cannot be trained with learner.{key} = "
-            f"true: {why}; set learner.{key} = false"
+            f"a model of type {model.config.model_type!r} cannot be trained with engine.{key} = "
+            f"true: {why}; set engine.{key} = false"
         )
     if not plans:
         model.set_attn_implementation(attention)

@@ -90,11 +90,13 @@ class _Training:
             self.data.num_tokens,
             len(self.batches),
         )
+        settings = config.model_dump(mode="json")
+        settings |= settings.pop("engine")
         self.identity = {
             "data": self.data.digest,
             "model": model.model_dump(mode="json"),
             "seed": seed,
-            job.table: config.model_dump(mode="json", exclude=_NOT_OF_THE_TASK),
+            job.table: {k: v for k, v in settings.items() if k not in _NOT_OF_THE_TASK},
         }
         self.progress = _Progress(identity=self.identity)
         self.last_loss: float | None = None
@@ -254,7 +256,7 @@ def follow(
 def _engine_setup(
     run: RunConfig, model: ModelConfig, config: SupervisedConfig, table: str
 ) -> EngineSetup:
-    return EngineSetup.of(model, config, seed=run.seed, table_name=table)
+    return EngineSetup.of(model, config.engine, seed=run.seed, table_name=f"{table}.engine")
 
 
 def _train(training: _Training, engine: PolicyEngine, stopping: threading.Event) -> bool:

@@ -223,7 +223,8 @@ def check_seal(directory: Path, facts: Mapping[str, Any] | None = None) -> None:
     try:
         sealed = json.loads(checksum_file.read_text(encoding="utf-8"))
         files = {name: (one["size_bytes"], one["sha256"]) for name, one in sealed["files"].items()}
-        found_facts = dict(sealed["facts"])
+        # By the last part of their names: a key may have been in another table.
+        found_facts = {name.rpartition(".")[2]: value for name, value in sealed["facts"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise ValueError(f"{checksum_file} is corrupted ({exc}); {_OLDER}") from exc
     for name, (size_bytes, sha256) in files.items():
@@ -239,8 +240,8 @@ def check_seal(directory: Path, facts: Mapping[str, Any] | None = None) -> None:
         if hash_file(path) != sha256:
             raise ValueError(f"{path} is corrupted: its checksum differs; {_OLDER}")
     for name, value in (facts or {}).items():
-        if found_facts.get(name) != value:
+        if (found := found_facts.get(name.rpartition(".")[2])) != value:
             raise ValueError(
-                f"{directory} was written with {name} = {found_facts.get(name)} and this run has "
+                f"{directory} was written with {name} = {found} and this run has "
                 f"{name} = {value}; set it back, or start from the checkpoint's model directory"
             )

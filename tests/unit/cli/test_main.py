@@ -237,7 +237,7 @@ def test_a_run_is_resumed_from_a_url_into_a_folder_of_this_machine(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     there, here, url = tmp_path / "there", tmp_path / "here", f"file://{tmp_path}/store"
-    set_there = [f"run.dir={there}", f"learner.checkpoint_url={url}", "learner.lr=0.5"]
+    set_there = [f"run.dir={there}", f"learner.checkpoint_url={url}", "engine.lr=0.5"]
     config = load_config(file, set_there, {}).config
     there.mkdir()
     write_config(config, there / "config.json")
@@ -256,7 +256,7 @@ def test_a_run_is_resumed_from_a_url_into_a_folder_of_this_machine(
     ((resumed, resume),) = started
     assert resume
     assert (resumed.run.dir, resumed.run.id) == (here, "demo")
-    assert (resumed.learner.checkpoint_url, resumed.learner.lr) == (url, 0.5)
+    assert (resumed.learner.checkpoint_url, resumed.engine.lr) == (url, 0.5)
     assert resumed.learner.steps == 7
     assert (here / "config.json").stat().st_mode & 0o077 == 0
     assert f"{here} holds a run; continue it with" in fails_with(arguments, capsys)

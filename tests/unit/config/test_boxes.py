@@ -47,7 +47,7 @@ def test_gpus_with_the_same_are_one_line():
     run = config(
         rollout={"gpu_memory_utilization": 0.3},
         placement={"rollout_replicas": 2},
-        learner={"ranks": 3},
+        engine={"ranks": 3},
     )
     assert loads(run, box(8)) == {"GPUs 0-1": 30, "GPUs 2-4": 40}
 
@@ -56,7 +56,7 @@ def test_processes_are_where_placement_puts_them():
     run = config(
         rollout={"gpu_memory_utilization": 0.25},
         placement={"rollout": [[0], [0], [2]], "learner": [0, 1]},
-        learner={"ranks": 2},
+        engine={"ranks": 2},
     )
     # Two servers and a rank; a rank; a server.
     assert loads(run, box(3)) == {"GPU 0": 25 + 25 + 40, "GPU 1": 40, "GPU 2": 25}
@@ -79,7 +79,7 @@ def test_every_machine_has_the_memory_of_its_processes():
     run = config(
         rollout={"tensor_parallel_size": 2, "gpu_memory_utilization": 0.3},
         placement={"rollout": [[0, 1]], "learner": [2, 3]},
-        learner={"ranks": 2, "zero_stage": 2, "offload": "optimizer"},
+        engine={"ranks": 2, "zero_stage": 2, "offload": "optimizer"},
         redis={"maxmemory_mb": 100},
     )
     machine = box(2, boxes=2)

@@ -246,6 +246,7 @@ def test_the_learner_asks_for_the_memory_that_the_check_before_the_run_asked_for
         redis=config.redis,
         prompts=config.prompt_order(),
         learner=config.learner,
+        engine=config.engine,
         evaluation=config.evaluation,
         resolved_config={},
         resume=False,

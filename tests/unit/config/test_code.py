@@ -364,11 +364,11 @@ def test_the_prompt_of_a_judge_is_read(folder: Path, prompt: str | None, wrong: 
     if prompt is not None:
         file.write_text(prompt)
     judge = f'{{url = "http://127.0.0.1:9/v1", model = "m", prompt_file = "{file}"}}'
-    options = ("reward.components={judge = 1.0}", f"reward.judge={judge}")
+    options = ("reward.components={judge = 1.0}", f"reward.servers.judge={judge}")
     problems = loaded(folder, *options).problems
     assert len(problems) == (wrong is not None), problems
     if wrong is not None:
-        assert f"reward.judge.prompt_file ({file})" in problems[0]
+        assert f"reward.servers.judge.prompt_file ({file})" in problems[0]
         assert wrong in problems[0]
 
 

@@ -145,7 +145,7 @@ def test_no_more_than_a_limit_is_gathered_at_a_time():
 
 def test_a_gpu_holds_cuda_and_fragments_too():
     plain = learner_parts(config(), SIZE, None, on_gpu=True)
-    two = learner_parts(config(learner={"ranks": 2}), SIZE, None, on_gpu=True)
+    two = learner_parts(config(engine={"ranks": 2}), SIZE, None, on_gpu=True)
     assert plain[-1].size == CUDA
     assert two[-1].size == CUDA + NCCL
     assert plain[-2].size == pytest.approx(FRAGMENTS * total(plain[:-2]))
@@ -162,7 +162,7 @@ def test_checkpointing_keeps_the_inputs_of_the_layers_and_one_layer():
 
 
 def test_a_trajectory_longer_than_a_micro_batch_has_one_of_its_own():
-    assert microbatch_tokens(config(learner={"max_tokens_per_microbatch": 100})) == 512
+    assert microbatch_tokens(config(engine={"max_tokens_per_microbatch": 100})) == 512
     small = {"groups_per_batch": 1, "group_size": 2}
     assert microbatch_tokens(config(learner=small)) == 2 * 512
 
@@ -171,8 +171,9 @@ def test_a_loss_of_whole_trajectories_takes_all_segments_at_once():
     # 5 turns, each of which may be a segment of 512 tokens.
     env = {"rewritten_history": "segments", "max_tokens_per_turn": 64}
     few = {"max_tokens_per_microbatch": 100}
-    assert microbatch_tokens(config(env=env, learner=few)) == 512
-    assert microbatch_tokens(config(env=env, learner=few | {"algorithm": "gspo"})) == 5 * 512
+    assert microbatch_tokens(config(env=env, engine=few)) == 512
+    gspo = config(env=env, engine=few, learner={"algorithm": "gspo"})
+    assert microbatch_tokens(gspo) == 5 * 512
 
 
 def test_reference_and_critic_are_counted():

@@ -75,10 +75,10 @@ def test_a_store_must_hold_no_run_but_the_resumed_one(folder: Path):
 @pytest.mark.parametrize(
     ("gpus", "options", "expected"),
     [
-        (0, ["learner.device=cuda"], 'learner.device ("cuda") needs a GPU, and CUDA finds none'),
-        (1, ["learner.device=cuda", "learner.ranks=2"], "learner.ranks (2) must be at most 1"),
+        (0, ["engine.device=cuda"], 'engine.device ("cuda") needs a GPU, and CUDA finds none'),
+        (1, ["engine.device=cuda", "engine.ranks=2"], "engine.ranks (2) must be at most 1"),
         (1, ["rollout.tensor_parallel_size=2"], "tensor_parallel_size (2) must be at most 1"),
-        (0, ["learner.device=auto"], ""),
+        (0, ["engine.device=auto"], ""),
     ],
 )
 def test_gpus_are_counted(
@@ -105,7 +105,7 @@ def cpu_packages(monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("learner.device", '"cuda"'),
+        ("engine.device", '"cuda"'),
         ("rollout.tensor_parallel_size", "2"),
         ("rollout.model_runner", '"v2"'),
     ],
@@ -175,7 +175,7 @@ def test_what_the_gpus_lack_is_a_problem_of_the_machine(
     look = Look("driver", "", ["535.1 is older than 580; install it"])
     monkeypatch.setattr(config_machine, "look_at_gpus", lambda: iter([look]))
     assert problems(folder) == "535.1 is older than 580; install it"
-    config = load(folder, 'sft.data=["dialogues.jsonl"]', "sft.output=out", "sft.device=cpu")
+    config = load(folder, 'sft.data=["dialogues.jsonl"]', "sft.output=out", "sft.engine.device=cpu")
     looks = config_machine.look_at_machine(config, "sft", resume=False, specs={})
     assert [one.name for one in looks] == ["GPUs"]
 
@@ -217,8 +217,8 @@ def test_a_checkpoint_can_be_continued_with_the_same_prompts_and_engine(folder: 
     assert "the training data, its order or its seed changed since the checkpoint of step 3" in (
         problems(folder, "run.seed=7", resume=True)
     )
-    assert "written with learner.zero_stage = 0 and this run has learner.zero_stage = 2" in (
-        problems(folder, "learner.zero_stage=2", resume=True)
+    assert "written with engine.zero_stage = 0 and this run has engine.zero_stage = 2" in (
+        problems(folder, "engine.zero_stage=2", resume=True)
     )
 
 

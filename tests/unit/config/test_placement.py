@@ -35,11 +35,11 @@ def gpus_of(found: Placement) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
     ("gpus", "options", "rollout", "learner"),
     [
         # In order: the rollout servers, then the learner's ranks.
-        (4, ["placement.rollout_replicas=2", "learner.ranks=2"], [(0,), (1,)], (2, 3)),
-        (4, ["rollout.tensor_parallel_size=2", "learner.ranks=1"], [(0, 1)], (2,)),
+        (4, ["placement.rollout_replicas=2", "engine.ranks=2"], [(0,), (1,)], (2, 3)),
+        (4, ["rollout.tensor_parallel_size=2", "engine.ranks=1"], [(0, 1)], (2,)),
         # Named ones leave the others to the rest.
-        (4, ["placement.learner=[0, 1]", "learner.ranks=2"], [(2,)], (0, 1)),
-        (4, ["placement.rollout=[[3], [1]]", "learner.ranks=2"], [(3,), (1,)], (0, 2)),
+        (4, ["placement.learner=[0, 1]", "engine.ranks=2"], [(2,)], (0, 1)),
+        (4, ["placement.rollout=[[3], [1]]", "engine.ranks=2"], [(3,), (1,)], (0, 2)),
         # One GPU is everybody's.
         (
             1,
@@ -47,7 +47,7 @@ def gpus_of(found: Placement) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
             [(0,)] * 2,
             (0,),
         ),
-        (2, ["learner.device=cpu", "placement.rollout_replicas=2"], [(0,), (1,)], ()),
+        (2, ["engine.device=cpu", "placement.rollout_replicas=2"], [(0,), (1,)], ()),
     ],
 )
 def test_gpus_are_given(
@@ -59,13 +59,13 @@ def test_gpus_are_given(
 
 
 def test_without_a_learner_its_gpus_are_free(folder: Path):
-    options = ["placement.rollout_replicas=2", "learner.ranks=2"]
+    options = ["placement.rollout_replicas=2", "engine.ranks=2"]
     assert gpus_of(placed(folder, 2, *options, trains=False)) == ([(0,), (1,)], ())
 
 
 def test_learner_and_servers_share_gpus_that_both_name(folder: Path):
-    options = ["placement.rollout=[[0], [1]]", "placement.learner=[0, 1]", "learner.ranks=2"]
-    shares = ["rollout.gpu_memory_utilization=0.35", "learner.gpu_memory_share=0.6"]
+    options = ["placement.rollout=[[0], [1]]", "placement.learner=[0, 1]", "engine.ranks=2"]
+    shares = ["rollout.gpu_memory_utilization=0.35", "engine.gpu_memory_share=0.6"]
     found = placed(folder, 2, *options, *shares)
     assert found.shares_gpus
     assert found.learner_share == 0.6
@@ -82,8 +82,8 @@ def test_learner_and_servers_share_gpus_that_both_name(folder: Path):
         (1, ["rollout.gpu_memory_utilization=0.3", "placement.rollout_replicas=2"], 0.35),
         (1, [], 0.1),  # the default, 0.85, is enough for a small model
         (2, [], None),  # a GPU of its own
-        (2, ["learner.gpu_memory_share=0.5"], 0.5),
-        (1, ["learner.device=cpu"], None),
+        (2, ["engine.gpu_memory_share=0.5"], 0.5),
+        (1, ["engine.device=cpu"], None),
     ],
 )
 def test_a_learner_that_shares_a_gpu_takes_what_the_servers_leave(
@@ -107,20 +107,20 @@ def test_shares_that_leave_nothing_for_the_drivers_own_are_refused(
 
 
 def test_a_server_alone_on_its_gpu_may_take_all_of_it(folder: Path):
-    options = ["rollout.gpu_memory_utilization=1.0", "learner.ranks=1"]
+    options = ["rollout.gpu_memory_utilization=1.0", "engine.ranks=1"]
     assert gpus_of(placed(folder, 2, *options)) == ([(0,)], (1,))
 
 
 @pytest.mark.parametrize(
     ("gpus", "options", "expected"),
     [
-        (2, ["placement.rollout_replicas=2", "learner.ranks=1"], "need 1 GPUs more than the 2 of"),
+        (2, ["placement.rollout_replicas=2", "engine.ranks=1"], "need 1 GPUs more than the 2 of"),
         (
             2,
             ["placement.rollout=[[2]]"],
             r"placement\.rollout names \[2\], and the GPUs .* \[0, 1\]",
         ),
-        (4, ["placement.learner=[0, 1]"], r"must name learner\.ranks \(1\)"),
+        (4, ["placement.learner=[0, 1]"], r"must name engine\.ranks \(1\)"),
         (4, ["placement.rollout=[[0, 1]]"], r"gives a server the GPUs \[0, 1\], and .* is 1"),
         (0, ["placement.learner=[4096]"], r"placement\.learner names \[4096\], and the cores"),
     ],

@@ -17,7 +17,7 @@ def test_every_pattern_names_a_key_and_objective_data_and_tools_stay():
     for pattern in (p for patterns in MAY_DIFFER.values() for p in patterns):
         regex = re.escape(pattern).replace(r"\*", ".*")
         assert any(re.fullmatch(regex, key) for key in keys), pattern
-    for key in ("learner.lr", "learner.algorithm", "env.system_prompt", "reward.components.f1"):
+    for key in ("engine.lr", "learner.algorithm", "env.system_prompt", "reward.components.f1"):
         assert not may_differ(key)
     for key in ("run.seed", "data.shuffle", "tools.search.type", "model.max_context"):
         assert not may_differ(key)

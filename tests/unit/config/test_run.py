@@ -49,7 +49,7 @@ def test_later_sources_win_and_each_value_knows_its_source(file: Path):
     [
         ("learner.steps=12", lambda c: c.learner.steps, 12),
         ("learner.steps=none", lambda c: c.learner.steps, None),
-        ("learner.lr=3e-4", lambda c: c.learner.lr, 3e-4),
+        ("engine.lr=3e-4", lambda c: c.engine.lr, 3e-4),
         ("data.shuffle=false", lambda c: c.data.shuffle, False),
         ("run.id=seven", lambda c: c.run.id, "seven"),
         ("run.id=7", lambda c: c.run.id, "7"),  # a text field takes its text as it stands
@@ -234,8 +234,8 @@ def test_the_written_config_reads_back_the_same_from_anywhere(
 
 
 def test_a_wrong_secret_is_not_shown(file: Path):
-    judge = '\n[reward.judge]\nmodel = "m"\nurl = "http://h"\nprompt = "p"\napi_key = ["s3cret"]\n'
-    with pytest.raises(ConfigError, match=r"reward\.judge\.api_key: Input should be") as caught:
+    judge = '\n[reward.servers.judge]\nmodel = "m"\nurl = "http://h"\napi_key = ["s3cret"]\n'
+    with pytest.raises(ConfigError, match=r"judge\.api_key: Input should be") as caught:
         load(write_text(file, RUN_TOML + judge))
     assert "s3cret" not in str(caught.value)
 
@@ -426,9 +426,9 @@ def test_a_file_that_extends_nothing_there_is_explained(tmp_path: Path):
 
 
 def test_a_file_of_a_later_version_is_refused_before_its_keys_are_read(file: Path):
-    assert load(write_text(file, "config_version = 1\n" + RUN_TOML)).config.config_version == 1
-    later = write_text(file, "config_version = 2\n" + RUN_TOML + "\n[new]\nkey = 1\n")
-    with pytest.raises(ConfigError, match=r"config_version \(2, .*\) must be <= 1.*upgrade"):
+    assert load(write_text(file, "config_version = 1\n" + RUN_TOML)).config.config_version == 2
+    later = write_text(file, "config_version = 3\n" + RUN_TOML + "\n[new]\nkey = 1\n")
+    with pytest.raises(ConfigError, match=r"config_version \(3, .*\) must be <= 2.*upgrade"):
         load(later)
 
 
@@ -455,7 +455,7 @@ def test_the_page_of_other_names_has_names_of_ours_that_exist():
     known = {".".join(key) for key in known_keys(Config)}
     page = (REPOSITORY / OTHER_NAMES).read_text()
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| ")]
-    tables = "run|model|data|env|reward|rollout|learner|evaluation|placement"
+    tables = "run|model|data|env|reward|rollout|learner|engine|evaluation|placement"
     named = [key for row in rows for key in re.findall(rf"(?<![\w.])(?:{tables})\.\w+", row)]
     assert len(named) > 50
     assert [k for k in named if not any(o == k or o.startswith(f"{k}.") for o in known)] == []

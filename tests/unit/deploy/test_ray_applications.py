@@ -114,7 +114,7 @@ def test_a_redis_that_nodes_cannot_find_or_with_a_password_is_refused():
     [
         ("ray.max_rollout_replicas=0", "greater than 0"),
         ("ray.rollout_replicas=3", "max_rollout_replicas"),
-        ("ray.rank_resources={GPU = 2}", "learner.ranks"),
+        ("ray.rank_resources={GPU = 2}", "engine.ranks"),
         ("ray.rollout_resources={GPU = 2}", "tensor_parallel_size"),
     ],
 )
@@ -134,7 +134,7 @@ def test_resources_are_options_of_an_actor():
 def test_a_local_cluster_has_room_for_the_run(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     # 2 ranks of 1, 3 servers of 1, one tool and one reward worker of 0.5 each.
-    assert cpus_of(load("learner.ranks=2", "ray.max_rollout_replicas=3")) == 6
+    assert cpus_of(load("engine.ranks=2", "ray.max_rollout_replicas=3")) == 6
 
 
 def test_ranks_get_the_options_of_the_job_and_weights_travel_over_http():

@@ -179,7 +179,7 @@ def test_without_what_makes_it_fit_it_does_not(
     file: Path, sizes: dict[tuple[str, bool], ModelSize]
 ):
     # PPO without offload, or with the GPUs of the other methods, is said to be too large.
-    smaller = [*METHODS["ppo"], "learner.offload=none"]
+    smaller = [*METHODS["ppo"], "engine.offload=none"]
     assert any("GPU" in problem for problem in problems(file, smaller, sizes))
 
 
@@ -205,7 +205,7 @@ def test_what_a_head_says_of_methods_is_so(file: Path, sizes: dict[tuple[str, bo
             if warning:
                 assert problems(file, chosen, sizes, (int(left) + 1) / 100) != []
         assert bool(warning) == (int(left) < 100 * RESERVE)
-        assert "learner.offload=none" in keys
+        assert "engine.offload=none" in keys
         if warning:
             assert re.search(rf"`{file.stem}`\s+leaves\s+{left} %", PAGE)
 
@@ -241,7 +241,7 @@ def test_the_hyperparameters_are_the_papers(file: Path, method: str):
     assert (learner.group_size, learner.groups_per_batch) == (group_size, 128)
     # Mini-batches of 64 prompts: 128 / 64 = 2.
     assert learner.optimizer_steps_per_batch == 2
-    assert learner.lr == 1e-6
+    assert config.engine.lr == 1e-6
     assert (learner.kl, learner.kl_coef, learner.kl_estimator) == (kl, 1e-3, estimator)
     assert learner.has_critic == (critic is not None)
     if critic is not None:
@@ -305,6 +305,7 @@ def test_one_epoch_is_400_steps(method: str, trajectories: int):
         resolved_config={},
         redis=config.redis,
         learner=config.learner,
+        engine=config.engine,
         evaluation=config.evaluation,
         prompts=PromptOrder(tasks, config.run.seed),
         resume=False,
@@ -339,7 +340,7 @@ def test_compose_starts_with_a_file_whose_gpu_is_shared(
     file = REPOSITORY / default
     assert file in BOXES
     config = load(file, options(file, "ppo"))
-    assert (config.placement.num_rollout_servers, config.learner.ranks) == (1, 1)
+    assert (config.placement.num_rollout_servers, config.engine.ranks) == (1, 1)
     assert problems(file, options(file, "ppo"), sizes) == []
     for told in (compose, (REPOSITORY / ".env.example").read_text()):
         (box,) = re.findall(

@@ -22,8 +22,10 @@ def config(tmp_path: Path) -> Config:
     reward = RewardConfig.model_validate(
         {
             "components": COMPONENTS,
-            "critic": {"path": "critics/one", "model": "critic-1"},
-            "model": {"path": "verifier", "model": "verifier-1"},
+            "servers": {
+                "critic": {"path": "critics/one", "model": "critic-1"},
+                "reward_model": {"path": "verifier", "model": "verifier-1"},
+            },
         }
     )
     config = load_config(write_scene(tmp_path / "example"), []).config
@@ -32,9 +34,9 @@ def config(tmp_path: Path) -> Config:
 
 def test_a_model_with_a_folder_and_no_server_is_served_and_the_reward_service_told(config: Config):
     model, critic = scorer_servers(config, 0)
-    assert model.variable == ("AGENT_R1__REWARD__MODEL__URL", f"{model.url}/v1")
+    assert model.variable == ("AGENT_R1__REWARD__SERVERS__REWARD_MODEL__URL", f"{model.url}/v1")
     # Its route, /classify, is no part of OpenAI's API.
-    assert critic.variable == ("AGENT_R1__REWARD__CRITIC__URL", critic.url)
+    assert critic.variable == ("AGENT_R1__REWARD__SERVERS__CRITIC__URL", critic.url)
     spec = describe(
         critic, config, lambda name, command, **more: ServiceSpec(name, command, **more)
     )
@@ -55,21 +57,24 @@ def test_a_model_with_a_folder_and_no_server_is_served_and_the_reward_service_to
 
 
 def test_a_named_server_is_not_started(config: Config):
-    table = config.reward.critic
-    assert table is not None
-    named = table.model_copy(update={"url": "http://elsewhere:1"})
-    reward = config.reward.model_copy(update={"critic": named})
+    values = config.reward.model_dump()
+    values["servers"]["critic"]["url"] = "http://elsewhere:1"
+    reward = RewardConfig.model_validate(values)
     servers = scorer_servers(config.model_copy(update={"reward": reward}), 0)
-    assert [server.table for server in servers] == ["model"]
+    assert [server.component for server in servers] == ["reward_model"]
 
 
 def test_a_machine_with_gpus_is_told_to_start_its_own(config: Config):
     with pytest.raises(
-        ConfigError, match=r"reward.critic.path .*this one has 2.*set reward.critic.url"
+        ConfigError,
+        match=r"reward.servers.critic.path .*this one has 2.*set reward.servers.critic.url",
     ):
         scorer_servers(config, 2)
 
 
 def test_a_reward_service_without_a_launcher_needs_the_server(config: Config):
-    with pytest.raises(ValueError, match=r"reward\.model\.url is not set, and reward\.model\.path"):
+    with pytest.raises(
+        ValueError,
+        match=r"reward_model\.url is not set, and reward\.servers\.reward_model\.path",
+    ):
         Scorer(config.reward)

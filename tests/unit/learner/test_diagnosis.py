@@ -115,7 +115,7 @@ def cosines(model_dir: Any, keys: list[str], lam: float) -> list[float]:
         )
         for i, key in enumerate(keys)
     ]
-    return [figures.cosine for figures in gradient_figures(groups, config, table, lam)]
+    return [figures.cosine for figures in gradient_figures(groups, config, table, lam, 1)]
 
 
 def test_without_states_and_without_discount_turns_are_credited_like_trajectories(model_dir):
@@ -131,4 +131,4 @@ def test_gradients_that_do_not_fit_are_refused(model_dir):
     config = LearnerConfig(groups_per_batch=1_000_000, group_size=8)
     table = ModelConfig(path=str(model_dir), dtype="float32", max_context=32)
     with pytest.raises(ValueError, match=r"lower learner\.groups_per_batch"):
-        gradient_figures([], config, table, 0.0)
+        gradient_figures([], config, table, 0.0, 1)

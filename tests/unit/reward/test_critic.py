@@ -30,7 +30,7 @@ def server() -> Iterator[ScriptedServer]:
 async def scorer(server: ScriptedServer) -> AsyncIterator[Scorer]:
     table = {"url": server.url.removesuffix("/v1"), "model": "critic-1"}
     components = {"answered": 1.0, "critic": 0.0}
-    config = {"components": components, "critic": table}
+    config = {"components": components, "servers": {"critic": table}}
     made = Scorer(RewardConfig.model_validate(config))
     yield made
     await made.close()
@@ -77,7 +77,10 @@ async def test_a_finished_trajectory_is_valued_before_its_last_token(
     [
         ((200, values(0.1, 0.9)), "no value of one state; serve what `agent-r1 export --critic`"),
         ((200, {"choices": []}), "no value of one state"),
-        ((404, {"detail": "no such model"}), r"refuses the request with 404.*\[reward.critic\]"),
+        (
+            (404, {"detail": "no such model"}),
+            r"refuses the request with 404.*\[reward.servers.critic\]",
+        ),
         ((503, {}), "says 503"),
     ],
 )

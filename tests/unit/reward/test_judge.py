@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from agent_r1.reward.config import JudgeConfig, RewardConfig
+from agent_r1.reward.config import JudgeConfig, RewardConfig, RewardServers
 from agent_r1.reward.judge import Judge, places_of
 from agent_r1.reward.model_server import ServerAwayError
 from agent_r1.reward.scorer import ComponentError, Scorer, request_of
@@ -145,11 +145,13 @@ async def test_an_outage_is_an_error_that_says_why_and_never_a_score(
     judge = judge_of(patience_s=0.6)
     server.stop()
     with pytest.raises(
-        ServerAwayError, match=r"does not answer.*start it, or correct reward\.judge"
+        ServerAwayError, match=r"does not answer.*start it, or correct reward\.servers\.judge"
     ):
         await judge.score(asked())
     components = RewardConfig(
-        components={"judge": 1.0}, judge=config(server), component_timeout_s=0.6
+        components={"judge": 1.0},
+        servers=RewardServers(judge=config(server)),
+        component_timeout_s=0.6,
     )
     scorer = Scorer(components)
     with pytest.raises(ComponentError, match=r"component 'judge'.*does not answer"):
@@ -160,9 +162,12 @@ async def test_an_outage_is_an_error_that_says_why_and_never_a_score(
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ((401, {"error": "no key"}), r"refuses the request with 401.*no key.*\[reward\.judge\]"),
+        (
+            (401, {"error": "no key"}),
+            r"refuses the request with 401.*no key.*\[reward\.servers\.judge\]",
+        ),
         ((200, says("I like it")), r"'I like it'.*pattern.*finds no score"),
-        ((200, says("score: 11")), r"gives 11, outside reward\.judge\.scale \[0, 10\]"),
+        ((200, says("score: 11")), r"gives 11, outside reward\.servers\.judge\.scale \[0, 10\]"),
         ((200, says(None)), "content None.*must be a text"),
         ((200, {"choices": []}), "no chat completion.*ends with /v1"),
         ((200, b"<html>"), "no chat completion.*ends with /v1"),
@@ -236,7 +241,7 @@ def test_component_and_table_need_each_other(server: ScriptedServer):
     with pytest.raises(ValidationError, match="need each other"):
         RewardConfig(components={"judge": 1.0})
     with pytest.raises(ValidationError, match="need each other"):
-        RewardConfig(judge=config(server))
+        RewardConfig(servers=RewardServers(judge=config(server)))
 
 
 @pytest.mark.parametrize(
@@ -258,7 +263,9 @@ def test_a_prompt_file_that_cannot_be_used_is_refused_at_the_start(
 
 
 async def test_what_asks_a_model_can_be_left_out(server: ScriptedServer):
-    table = RewardConfig(components={"judge": 1.0, "answered": 0.5}, judge=config(server))
+    table = RewardConfig(
+        components={"judge": 1.0, "answered": 0.5}, servers=RewardServers(judge=config(server))
+    )
     reward = await Scorer(table.without_asking()).score(asked())
     assert reward.total == 0.5
     assert server.bodies == []
@@ -267,7 +274,9 @@ async def test_what_asks_a_model_can_be_left_out(server: ScriptedServer):
 async def test_a_score_of_a_branch_says_how_many_tokens_it_cost(server: ScriptedServer):
     server.answers = [(200, says("Score: 5") | {"usage": {"total_tokens": 31}})]
     components = {"judge": 1.0, "exact_match": 1.0}
-    scorer = Scorer(RewardConfig(components=components, judge=config(server)))
+    scorer = Scorer(
+        RewardConfig(components=components, servers=RewardServers(judge=config(server)))
+    )
     first, again = [await scorer.value("judge", asked()) for _ in range(2)]
     await scorer.close()
     assert (first.value, first.tokens) == (0.5, 31)

@@ -104,8 +104,8 @@ class EngineSetup:
     """Of torch, on every rank."""
     with_reference: bool = False
     """Keep the configured model for the KL term."""
-    table_name: str = "learner"
-    """"learner" or "sft": named in messages about keys."""
+    table_name: str = "engine"
+    """Of the engine's table, such as "sft.engine": named in messages about keys."""
     critic: CriticSetup | None = None
     deterministic: bool = False
     """Use deterministic kernels only."""
@@ -114,15 +114,15 @@ class EngineSetup:
     def of(
         cls, model: ModelConfig, config: EngineConfig, *, seed: int = 0, **more: Any
     ) -> EngineSetup:
-        """Return the setup of a table that may hold more than the engine's keys."""
-        fields = {name: getattr(config, name) for name in EngineConfig.model_fields}
+        """Return the setup of a table, with `share_prefixes` decided."""
         if config.share_prefixes is None:
-            fields["share_prefixes"] = (
+            shares = (
                 model.attention == "sdpa"
                 and not _has_sliding_layers(Path(model.path))
                 and _runs_on_cpu(config)
             )
-        return cls(model, EngineConfig(**fields), seed, **more)
+            config = config.model_copy(update={"share_prefixes": shares})
+        return cls(model, config, seed, **more)
 
     def facts(self) -> dict[str, Any]:
         """Return what a checkpoint must match to be read by this engine."""

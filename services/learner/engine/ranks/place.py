@@ -43,7 +43,7 @@ def read_place(environ: Mapping[str, str], ranks: int, table_name: str) -> RankP
     Args:
         environ: environment variables.
         ranks: the configured number of ranks.
-        table_name: "learner" or "sft", for messages.
+        table_name: of the engine's table, for messages.
 
     Raises:
         ValueError: variables are missing, malformed, or contradict the configuration.

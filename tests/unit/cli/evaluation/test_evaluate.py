@@ -409,7 +409,7 @@ def test_what_must_be_seen_stands_on_a_line_of_its_own_on_a_terminal(
 REWARD_MODEL = (
     *("--set", "evaluation.temperature=1"),
     *("--set", "reward.components={exact_match = 1.0, reward_model = 0.0}"),
-    *("--set", 'reward.model={url = "http://localhost:9/v1", model = "rm"}'),
+    *("--set", 'reward.servers.reward_model={url = "http://localhost:9/v1", model = "rm"}'),
 )
 
 

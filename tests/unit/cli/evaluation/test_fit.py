@@ -107,7 +107,7 @@ def fit(file: Path, *more: str) -> int:
             file,
             *("--decode", "value_guided", "--decode-fit", "0.7", "1.0"),
             *("--set", "reward.components={exact_match = 1.0, reward_model = 0.0}"),
-            *("--set", f'reward.model={{path = "{scorer}", model = "turn-values"}}'),
+            *("--set", f'reward.servers.reward_model={{path = "{scorer}", model = "turn-values"}}'),
             *more,
         )
     )
@@ -146,8 +146,8 @@ def test_the_better_temperature_is_fitted_written_and_taken(
     assert services.asked[-1] == (1.0, decoding)
     reward = services.configs[-1].reward
     assert reward.components["reward_model"] == 0.0
-    assert reward.model is not None
-    assert reward.model.path == file.parent / "turn_values"
+    assert reward.servers.reward_model is not None
+    assert reward.servers.reward_model.path == file.parent / "turn_values"
     assert "decoding by value_guided: candidates" in capsys.readouterr().out
 
 

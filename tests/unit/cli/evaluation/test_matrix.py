@@ -381,7 +381,7 @@ def test_tasks_are_asked_as_they_are_with_a_scorer_for_each_model(own: Path):
     tables = {
         name: cells[f"held_out-{name}-as_they_are-guided"].config.reward for name in ("one", "two")
     }
-    named = {name: reward.critic.model for name, reward in tables.items() if reward.critic}
+    named = {name: reward.servers.named()["critic"].model for name, reward in tables.items()}
     assert named["one"].startswith("critic-")
     assert named["one"] != named["two"]
     assert guided.settings["reward.critic.model"] == named["one"]

@@ -142,7 +142,7 @@ def test_a_run_that_lost_too_much_is_kept_and_has_an_exit_status_of_its_own(
 
 
 def test_a_run_with_other_settings_is_in_no_report(folder: Path):
-    changed = read_plan(folder / "table.toml", ["learner.lr=0.5"], folder / "out")
+    changed = read_plan(folder / "table.toml", ["engine.lr=0.5"], folder / "out")
     finish(changed.methods[1].runs[0], [1.0])
     for run in read_plan(folder / "table.toml", out=folder / "out").methods[0].runs:
         finish(run, [0.0])
@@ -446,7 +446,7 @@ def test_a_baseline_that_has_a_cell_is_not_asked_again(folder: Path):
     assert [row["score"] for row in before["rows"]] == [1.0]
     shutil.rmtree(folder / "out" / "baselines")
     # What only training depends on is nothing to it.
-    options = ("--only", "base_tool_call", "--set", "learner.lr=0.5", "--set", "run.seed=5")
+    options = ("--only", "base_tool_call", "--set", "engine.lr=0.5", "--set", "run.seed=5")
     assert table(folder, *options) == 0
     assert written(folder)["rows"] == before["rows"]
     # Another table in the same folder of cells has a baseline of its own.
@@ -493,7 +493,7 @@ def test_a_table_of_its_own_leaves_the_committed_cells_alone(
 
 @pytest.mark.parametrize(
     ("key", "there", "here"),
-    [("learner.lr", "1e-06", "0.5"), ("env.max_turns", "5", "2")],
+    [("engine.lr", "1e-06", "0.5"), ("env.max_turns", "5", "2")],
 )
 def test_a_cell_of_other_settings_is_refused(
     folder: Path, capsys: pytest.CaptureFixture[str], key: str, there: str, here: str
@@ -511,27 +511,29 @@ def test_a_cell_of_other_settings_is_refused(
 JUDGED = """
 [defaults]
 "reward.components" = { judge = 1.0, exact_match = 0.0 }
-"reward.judge.url" = "http://127.0.0.1:1/v1"
-"reward.judge.model" = "strict"
-"reward.judge.prompt" = "Is $answer right?"
+"reward.servers.judge.url" = "http://127.0.0.1:1/v1"
+"reward.servers.judge.model" = "strict"
+"reward.servers.judge.prompt" = "Is $answer right?"
 """
 
 
 def test_a_cell_says_which_model_scored_and_not_where_it_was_served(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ):
-    key = "reward.judge.api_key=secret"
+    key = "reward.servers.judge.api_key=secret"
     (folder / "table.toml").write_text('cells = "cells"\n' + TABLE_TOML + JUDGED)
     for run in read_plan(folder / "table.toml", [key], folder / "out").methods[0].runs:
         finish(run, [1.0])
     assert table(folder, "--only", "grpo", "--set", key) == 0
     assert "api_key" not in (folder / "out" / "cells" / "grpo_seed0.json").read_text()
     shutil.rmtree(folder / "out" / "runs")
-    elsewhere = ("--set", "reward.judge.url=http://127.0.0.1:2/v1")
+    elsewhere = ("--set", "reward.servers.judge.url=http://127.0.0.1:2/v1")
     assert table(folder, "--only", "grpo", *elsewhere) == 0
-    assert table(folder, "--only", "grpo", *elsewhere, "--set", "reward.judge.model=mild") == 2
+    assert (
+        table(folder, "--only", "grpo", *elsewhere, "--set", "reward.servers.judge.model=mild") == 2
+    )
     error = capsys.readouterr().err
-    assert 'other settings: reward.judge.model is "strict" there and "mild" here' in error
+    assert 'other settings: reward.servers.judge.model is "strict" there and "mild" here' in error
 
 
 def test_a_run_that_is_older_than_a_key_was_made_with_its_default(folder: Path):

@@ -31,7 +31,7 @@ seeds = [0, 7]
 baselines = ["naive_rag"]
 
 [defaults]
-"learner.lr" = 1e-4
+"engine.lr" = 1e-4
 learner.group_size = 6
 
 [[methods]]
@@ -138,7 +138,7 @@ def test_every_method_has_a_run_a_seed(folder: Path):
     config = ppo.runs[1].config
     assert (config.run.seed, config.run.dir) == (7, ppo.runs[1].folder)
     assert (config.learner.algorithm, config.learner.advantage) == ("ppo", "gae")
-    assert (config.learner.critic_lr, config.learner.lr, config.learner.group_size) == (
+    assert (config.learner.critic_lr, config.engine.lr, config.learner.group_size) == (
         2e-3,
         1e-4,
         6,
@@ -157,10 +157,10 @@ def test_a_run_with_the_same_settings_serves_both_tables(folder: Path):
 
 
 def test_the_command_line_comes_over_defaults_and_a_method_over_both(folder: Path):
-    plan = plan_of(folder, TABLE_TOML, "learner.lr=5e-5", "learner.algorithm=rloo")
-    assert (plan.base.learner.lr, plan.base.learner.algorithm) == (5e-5, "rloo")
-    ppo = plan.methods[0].runs[0].config.learner
-    assert (ppo.lr, ppo.algorithm) == (5e-5, "ppo")
+    plan = plan_of(folder, TABLE_TOML, "engine.lr=5e-5", "learner.algorithm=rloo")
+    assert (plan.base.engine.lr, plan.base.learner.algorithm) == (5e-5, "rloo")
+    ppo = plan.methods[0].runs[0].config
+    assert (ppo.engine.lr, ppo.learner.algorithm) == (5e-5, "ppo")
 
 
 def test_paths_of_a_table_mean_its_own_folder(folder: Path, monkeypatch: pytest.MonkeyPatch):
@@ -256,10 +256,10 @@ def test_a_run_with_other_settings_is_named_with_the_remedy(
     write_config(run.config, run.folder / "config.json")
     (run.folder / "summary.json").write_text('{"status": "finished"}')
     arguments = ["table", str(folder / "table.toml"), "--out", str(folder / "out")]
-    assert cli.main([*arguments, "--only", "ppo", "--set", "learner.lr=0.5"]) == 2
+    assert cli.main([*arguments, "--only", "ppo", "--set", "engine.lr=0.5"]) == 2
     text = capsys.readouterr().err
-    assert "learner.lr is 0.0001 there and 0.5 here" in text
-    assert "--only ppo --set learner.lr=0.5 --overwrite" in text
+    assert "engine.lr is 0.0001 there and 0.5 here" in text
+    assert "--only ppo --set engine.lr=0.5 --overwrite" in text
 
 
 def test_a_function_of_a_method_is_loaded_before_anything_starts(tmp_path: Path):
@@ -352,11 +352,10 @@ def test_the_learning_rates_of_the_deep_world_come_from_one_grid_and_its_develop
     table = read_plan(example / "table.toml", out=tmp_path)
     assert set(search.base.evaluation.sets) == {"development"}
     assert not {run.seed for run in search.runs()} & {run.seed for run in table.runs()}
-    learners = [run.config.learner for run in search.runs()]
-    assert {c.steps for c in learners} == {table.base.learner.steps}
-    rates = {name: [c.lr for c in learners if c.algorithm == name] for name in ("grpo", "ppo")}
-    assert rates == {"grpo": [1e-4, 2e-4, 4e-4], "ppo": [1e-4, 2e-4, 4e-4]}
-    assert len(learners) == 6
+    configs = [run.config for run in search.runs()]
+    assert {c.learner.steps for c in configs} == {table.base.learner.steps}
+    rates = [(c.learner.algorithm, c.engine.lr) for c in configs]
+    assert rates == [(name, rate) for name in ("grpo", "ppo") for rate in (1e-4, 2e-4, 4e-4)]
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
@@ -371,15 +370,15 @@ def test_the_table_of_the_deep_world_takes_the_learning_rates_that_its_rule_chos
             cell = search.read_cell(run)
             assert cell is not None
             answered = [score for score in cell.scores["development"] if score is not None]
-            scores[run.config.learner.lr] = fmean(answered)
+            scores[run.config.engine.lr] = fmean(answered)
     assert len(scores) == 3
     best = min(rate for rate, score in scores.items() if score == max(scores.values()))
     table = read_plan(example / "table.toml", out=tmp_path)
-    trained = [run.config.learner for run in table.runs()]
-    critic = [c for c in trained if c.has_critic]
-    of_kind = critic if algorithm == "ppo" else [c for c in trained if not c.has_critic]
-    assert {c.lr for c in of_kind} == {best}
-    assert {round(c.critic_lr / c.lr, 6) for c in critic} == {10.0}
+    trained = [run.config for run in table.runs()]
+    critic = [c for c in trained if c.learner.has_critic]
+    of_kind = critic if algorithm == "ppo" else [c for c in trained if not c.learner.has_critic]
+    assert {c.engine.lr for c in of_kind} == {best}
+    assert {round(c.learner.critic_lr / c.engine.lr, 6) for c in critic} == {10.0}
 
 
 def test_estimators_that_credit_turns_are_chosen_at_equal_rewards_and_on_no_reported_set(
@@ -396,8 +395,8 @@ def test_estimators_that_credit_turns_are_chosen_at_equal_rewards_and_on_no_repo
     assert seeds == {"grpo": 3, "turn_ppo": 3, "mt_grpo": 3, "gigpo": 3}
     assert all(c.env.options["fact_reward"] == 0.5 for c in configs)
     assert {c.learner.process_rewards for c in configs} == {"none"}  # as they are
-    rates = {run.config.learner.has_critic: run.config.learner.lr for run in table.runs()}
-    assert {c.learner.has_critic: c.learner.lr for c in configs} == rates
+    rates = {run.config.learner.has_critic: run.config.engine.lr for run in table.runs()}
+    assert {c.learner.has_critic: c.engine.lr for c in configs} == rates
 
 
 def test_the_estimator_that_is_compared_on_other_seeds_is_the_one_that_its_rule_chose(

@@ -72,7 +72,7 @@ def test_with_a_configuration_it_makes_the_checks_of_train_and_adds_up_the_memor
 def test_a_wrong_configuration_and_a_machine_that_will_not_do_have_statuses_of_their_own(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--set", "redis.url=redis://127.0.0.1:1", "--set", 'learner.device="cuda"']
+    options = ["--set", "redis.url=redis://127.0.0.1:1", "--set", 'engine.device="cuda"']
     assert main(["check", str(config), *options]) == 1
     output = capsys.readouterr().out
     found = states(output)

@@ -58,7 +58,7 @@ LARGE = Machine(gpu_bytes=None, memory_bytes=1e12, disk_bytes=1e12)
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    options = ["learner.max_tokens_per_microbatch=16384", "learner.groups_per_batch=64"]
+    options = ["engine.max_tokens_per_microbatch=16384", "learner.groups_per_batch=64"]
     return load_config(write_scene(tmp_path / "example"), options, {}).config
 
 
@@ -75,7 +75,7 @@ def judge(words: list[str]) -> int:
 
 def test_a_run_that_fits_is_summed_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     file = write_scene(tmp_path / "example")
-    assert judge(["check", str(file), "--set", "learner.device=cpu"]) == 0
+    assert judge(["check", str(file), "--set", "engine.device=cpu"]) == 0
     printed = capsys.readouterr().out
     assert "model: 0.7M weights, " in printed
     for title in ("learner, 1 rank on the CPU", "rollout, 1 server on", "disk", "it fits"):
@@ -173,7 +173,7 @@ def run_3b(tmp_path: Path) -> list[str]:
     file = write_scene(tmp_path / "example")
     (tmp_path / "example" / "model" / "config.json").unlink()
     write_shape("Qwen/Qwen2.5-3B-Instruct", tmp_path / "example" / "model")
-    options = ("model.dtype=bfloat16", "learner.activation_checkpointing=true")
+    options = ("model.dtype=bfloat16", "engine.activation_checkpointing=true")
     return ["check", str(file), *(word for one in options for word in ("--set", one))]
 
 
@@ -206,13 +206,13 @@ def test_keys_that_leave_less_are_proposed_where_no_others_fit(
     lines = capsys.readouterr().out.splitlines()
     (first,) = (n for n, line in enumerate(lines) if line.startswith("no key that is tried makes"))
     tried, _, by_hand = lines[first].partition("; by hand, change ")
-    assert "rollout.gpu_memory_utilization, learner.gpu_memory_share, " in tried
-    for key in ("learner.gpu_memory_share", "placement.rollout_replicas", "learner.ranks"):
+    assert "rollout.gpu_memory_utilization, engine.gpu_memory_share, " in tried
+    for key in ("engine.gpu_memory_share", "placement.rollout_replicas", "engine.ranks"):
         assert key in by_hand
     assert lines[first + 1 : first + 4] == [
         "it fits with 4 % to spare; the sums have been up to 21 % too low, with:",
         "  --set rollout.gpu_memory_utilization=0.3",
-        "  --set learner.gpu_memory_share=0.65",
+        "  --set engine.gpu_memory_share=0.65",
     ]
 
 
@@ -268,14 +268,14 @@ def test_a_rank_may_not_exceed_the_share_that_the_servers_leave(large: Config):
 
 def test_too_few_gpus_are_a_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     file = write_scene(tmp_path / "example")
-    options = ["--set", "placement.rollout_replicas=2", "--set", "learner.ranks=3"]
+    options = ["--set", "placement.rollout_replicas=2", "--set", "engine.ranks=3"]
     assert judge(["check", str(file), "--gpu-gb", "24", "--gpus", "4", *options]) == 1
     assert "!! 2 rollout servers of 1 GPUs" in capsys.readouterr().out
 
 
 def test_the_key_that_makes_it_fit_is_named_alone(config: Config):
     assert sum_up(config, SIZE, None, LARGE).problems == []
-    fewer = changed(config, [("learner", "max_tokens_per_microbatch", 4096)])
+    fewer = changed(config, [("engine", "max_tokens_per_microbatch", 4096)])
 
     def need(one: Config) -> float:
         found = sum_up(one, SIZE, None, replace(LARGE, memory_bytes=0))
@@ -284,7 +284,7 @@ def test_the_key_that_makes_it_fit_is_named_alone(config: Config):
 
     machine = replace(LARGE, memory_bytes=(need(fewer) + 0.1) * 1e9)
     changes = make_fit(config, lambda c: not sum_up(c, SIZE, None, machine).problems, machine)
-    assert changes == [("learner", "max_tokens_per_microbatch", 4096)]
+    assert changes == [("engine", "max_tokens_per_microbatch", 4096)]
 
 
 MODEL_3B = ModelSize(
@@ -305,7 +305,7 @@ def large(tmp_path: Path) -> Config:
     """A run in bfloat16 with contexts of 16,384 tokens, whose micro-batches cannot be smaller."""
     options = [
         *("model.dtype=bfloat16", "model.max_context=16384", "learner.groups_per_batch=64"),
-        *("learner.activation_checkpointing=true", "rollout.gpu_memory_utilization=0.3"),
+        *("engine.activation_checkpointing=true", "rollout.gpu_memory_utilization=0.3"),
     ]
     return load_config(write_scene(tmp_path / "large"), options, {}).config
 
@@ -322,8 +322,8 @@ def test_where_only_offload_fits_it_is_proposed_alone(large: Config):
     # do not go into the 2 GB that are left, whatever the chunk is.
     box = Machine(gpu_bytes=80e9, memory_bytes=200e9, disk_bytes=None)
     assert proposed(large, box) == [
-        ("learner", "zero_stage", 2),
-        ("learner", "offload", "optimizer"),
+        ("engine", "zero_stage", 2),
+        ("engine", "offload", "optimizer"),
     ]
 
 
@@ -331,7 +331,7 @@ def test_offload_counts_in_the_memory_of_the_machine(large: Config):
     # The optimizer of 3e9 weights is 18 bytes each, 54 GB: it does not go into 50.
     box = Machine(gpu_bytes=80e9, memory_bytes=50e9, disk_bytes=None)
     assert proposed(large, box) is None
-    offloaded = changed(large, [("learner", "zero_stage", 2), ("learner", "offload", "optimizer")])
+    offloaded = changed(large, [("engine", "zero_stage", 2), ("engine", "offload", "optimizer")])
     (problem,) = sum_up(offloaded, MODEL_3B, None, box).problems
     assert problem.startswith("memory of the machine: ")
 
@@ -342,15 +342,15 @@ def test_a_second_gpu_is_used_where_memory_is_short(large: Config):
     assert sum_up(large, MODEL_3B, None, box).problems == []
     small = replace(box, gpu_bytes=60e9)
     # 18 / 2 ranks are 27 GB each.
-    assert proposed(large, small) == [("learner", "zero_stage", 3), ("learner", "ranks", 2)]
+    assert proposed(large, small) == [("engine", "zero_stage", 3), ("engine", "ranks", 2)]
 
 
 def test_an_engine_that_takes_too_much_takes_less(large: Config):
     greedy = changed(
         large,
         [
-            ("learner", "zero_stage", 2),
-            ("learner", "offload", "optimizer"),
+            ("engine", "zero_stage", 2),
+            ("engine", "offload", "optimizer"),
             ("rollout", "gpu_memory_utilization", 0.85),
         ],
     )
@@ -363,26 +363,26 @@ def test_an_engine_that_takes_too_much_takes_less(large: Config):
 def test_a_learner_that_names_its_share_gets_what_the_engines_leave(large: Config):
     # As above, a rank allocates 73.7 GB, of 120 more than 0.6 and less than 0.95 - 0.3 = 0.65.
     box = Machine(gpu_bytes=120e9, memory_bytes=50e9, disk_bytes=None)
-    share = ("learner", "gpu_memory_share", 0.65)
-    named = changed(large, [("learner", "gpu_memory_share", 0.6)])
+    share = ("engine", "gpu_memory_share", 0.65)
+    named = changed(large, [("engine", "gpu_memory_share", 0.6)])
     assert proposed(named, box) == [share]
     engine = ("rollout", "gpu_memory_utilization", 0.3)
     named = changed(named, [("rollout", "gpu_memory_utilization", 0.35)])
     assert proposed(named, box) == [engine, share]
-    assert {"rollout.gpu_memory_utilization", "learner.gpu_memory_share"} <= {
+    assert {"rollout.gpu_memory_utilization", "engine.gpu_memory_share"} <= {
         *tried_keys(named, box)
     }
     # With GPUs of its own, nothing is left over by others.
-    assert "learner.gpu_memory_share" not in tried_keys(named, replace(box, gpus=2))
+    assert "engine.gpu_memory_share" not in tried_keys(named, replace(box, gpus=2))
 
 
 def test_a_rank_may_not_exceed_its_share(large: Config):
     box = Machine(gpu_bytes=80e9, memory_bytes=200e9, disk_bytes=None, gpus=2)
-    limited = changed(large, [("learner", "gpu_memory_share", 0.6)])
+    limited = changed(large, [("engine", "gpu_memory_share", 0.6)])
     # 54 GB and activations are more than 0.6 x 80 = 48.
     (problem,) = sum_up(limited, MODEL_3B, None, box).problems
     assert problem.startswith("learner: a rank allocates ")
-    assert "learner.gpu_memory_share (0.6) allows 48.00 GB" in problem
+    assert "engine.gpu_memory_share (0.6) allows 48.00 GB" in problem
 
 
 def test_models_that_the_run_serves_for_rewards_are_counted(config: Config):
@@ -401,7 +401,7 @@ def test_adapters_are_a_hint_where_all_weights_do_not_fit(
     write_shape("Qwen/Qwen2.5-3B-Instruct", folder / "model")
     options = [
         *("model.dtype=bfloat16", "rollout.gpu_memory_utilization=0.3"),
-        "learner.activation_checkpointing=true",
+        "engine.activation_checkpointing=true",
     ]
     sets = [word for option in options for word in ("--set", option)]
     box = ["--gpu-gb", "40", "--gpus", "1", "--memory-gb", "30"]

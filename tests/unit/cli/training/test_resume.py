@@ -34,8 +34,8 @@ def test_a_run_goes_on_with_its_own_configuration(run: Path):
         ("evaluation.every=2", lambda c: c.evaluation.every, 2),
         ("placement.rollout_replicas=2", lambda c: c.placement.rollout_replicas, 2),
         (
-            "learner.max_tokens_per_microbatch=512",
-            lambda c: c.learner.max_tokens_per_microbatch,
+            "engine.max_tokens_per_microbatch=512",
+            lambda c: c.engine.max_tokens_per_microbatch,
             512,
         ),
         ("tools.search.port=8010", lambda c: c.tools["search"].port, 8010),

@@ -209,21 +209,21 @@ def test_a_kernel_that_computes_something_else_is_refused(monkeypatch: pytest.Mo
         return create_block_mask(lambda _b, _h, q, k: k <= q, None, None, rows, rows, device)
 
     monkeypatch.setattr(attention, "plan_flex", causal)
-    expected = r"packing = true .* on cpu: results differ by .*; set learner\.packing = false"
+    expected = r"packing = true .* on cpu: results differ by .*; set engine\.packing = false"
     with pytest.raises(ValueError, match=expected):
         check_kernel(model_config(16), "packed", torch.bfloat16, CPU)
 
 
 @pytest.mark.usefixtures("_flex_on_cpu")
 def test_a_kernel_that_cannot_be_made_is_refused(monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(ValueError, match=r"heads have size 8, and the least is 16; set learner"):
+    with pytest.raises(ValueError, match=r"heads have size 8, and the least is 16; set engine"):
         check_kernel(model_config(8), "shared", torch.float32, CPU)
 
     def broken(*_tensors: object, **_options: object) -> torch.Tensor:
         raise RuntimeError("no C compiler")
 
     monkeypatch.setattr(flex, "_kernel", lambda: broken)
-    with pytest.raises(ValueError, match=re.escape("no C compiler; set learner.share_prefixes")):
+    with pytest.raises(ValueError, match=re.escape("no C compiler; set engine.share_prefixes")):
         check_kernel(model_config(16), "shared", torch.float32, CPU)
 
 

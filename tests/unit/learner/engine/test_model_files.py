@@ -13,7 +13,7 @@ from agent_r1.runtime.files.writing import CHECKSUM_FILE, check_seal, seal
 from agent_r1.weights.snapshot import Weights
 from tests.support.tiny_models import build_model, build_tokenizer, save_model
 
-FACTS = {"learner.zero_stage": 2, "model.dtype": "float32"}
+FACTS = {"engine.zero_stage": 2, "model.dtype": "float32"}
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ def test_a_corrupted_checksum_file_is_found(sealed: Path):
 
 
 def test_another_stage_is_refused(sealed: Path):
-    with pytest.raises(ValueError, match=r"learner\.zero_stage = 2 and .* learner\.zero_stage = 1"):
-        check_seal(sealed, FACTS | {"learner.zero_stage": 1})
+    with pytest.raises(ValueError, match=r"engine\.zero_stage = 2 and .* engine\.zero_stage = 1"):
+        check_seal(sealed, FACTS | {"engine.zero_stage": 1})
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -19,7 +19,7 @@ from agent_r1.runtime.imports import MissingPackageError
 
 
 def facts(folder: Path) -> RunFacts:
-    return RunFacts("demo", folder, {"learner": {"lr": 0.5}, "tools": {}})
+    return RunFacts("demo", folder, {"engine": {"lr": 0.5}, "tools": {}})
 
 
 class FakeWandb:
@@ -69,7 +69,7 @@ def test_wandb_gets_the_run_and_its_numbers_at_their_steps(wandb: FakeWandb, tmp
     assert wandb.rows == [{"step": 1, "reward/mean": 0.5}]
     assert wandb.steps == [("step", None), ("*", "step")]
     assert (wandb.settings["name"], wandb.settings["project"]) == ("demo", "agent-r1")
-    assert wandb.settings["config"] == {"learner": {"lr": 0.5}, "tools": {}}
+    assert wandb.settings["config"] == {"engine": {"lr": 0.5}, "tools": {}}
     assert wandb.settings["resume"] == "allow"
     assert wandb.finished
 
@@ -150,7 +150,7 @@ def test_mlflow_keeps_one_run_however_often_it_is_resumed(mlflow: FakeMlflow, tm
         metric_logger.close()
     assert mlflow.uris == [f"sqlite:///{tmp_path}/mlflow.db"] * 2
     (run,) = mlflow.runs.values()
-    assert (run["name"], run["params"]) == ("demo", {"learner.lr": "0.5"})
+    assert (run["name"], run["params"]) == ("demo", {"engine.lr": "0.5"})
     # MLflow allows no colon in a name.
     assert run["metrics"] == [("reward/mean", 0.5, 1), ("reward/my_rewards_brevity", 0.5, 2)]
     assert run["ended"]

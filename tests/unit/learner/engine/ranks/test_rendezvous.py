@@ -47,8 +47,8 @@ def test_ranks_whose_own_settings_differ_begin():
 @pytest.mark.parametrize(
     ("other", "difference"),
     [
-        (setup(lr=2e-5), "learner.lr is 2e-05, not 1e-06"),
-        (setup(lr=2e-5, zero_stage=3), "learner.lr is 2e-05, not 1e-06, learner.zero_stage is 3, "),
+        (setup(lr=2e-5), "engine.lr is 2e-05, not 1e-06"),
+        (setup(lr=2e-5, zero_stage=3), "engine.lr is 2e-05, not 1e-06, engine.zero_stage is 3, "),
     ],
 )
 def test_a_rank_with_another_configuration_ends_both_with_the_keys(
