@@ -36,6 +36,7 @@ from agent_r1.launch.local_services import LocalServices
 from agent_r1.launch.local_view import TrainingView, program
 from agent_r1.launch.local_watch import Watch
 from agent_r1.launch.supervisor import ServiceError
+from agent_r1.learner.checkpoints.ownership import writer_of
 from agent_r1.learner.checkpoints.standing import resume_notes, state_problem
 from agent_r1.learner.heartbeat import refuse_a_second
 from agent_r1.learner.outcome import finished_status, last_summary
@@ -62,6 +63,7 @@ logger = logging.getLogger(__name__)
 
 LAUNCHER_LOG = "launcher.log"
 CLAIM_POLL_S = 0.5
+LEARNER_END_S = 3.0
 CLAIM_MARGIN_S = 5.0
 DEAD_LETTERS_TIMEOUT_S = 5.0
 LEAVE_TIMEOUT_S = 5.0
@@ -98,6 +100,8 @@ def claim_run_folder(folder: Path, *, resume: bool) -> None:
     problem = run_folder_problem(folder, resume=resume)
     if problem is not None:
         raise ConfigError(problem)
+    if resume:
+        _wait_for_learner(folder)
     try:
         private_folder(folder)
         (folder / LOGS_DIR).mkdir(exist_ok=True)
@@ -105,6 +109,22 @@ def claim_run_folder(folder: Path, *, resume: bool) -> None:
         raise ConfigError(
             f"cannot create the run folder {folder}: {exc.strerror}; name another with --run-dir"
         ) from exc
+
+
+def _wait_for_learner(folder: Path) -> None:
+    """Wait a moment for the learner of a launcher that was killed, which ends with it.
+
+    Raises:
+        ConfigError: a learner that was started by hand trains there.
+    """
+    deadline = time.monotonic() + LEARNER_END_S
+    while (writer := writer_of(folder)) is not None:
+        if time.monotonic() >= deadline:
+            raise ConfigError(
+                f"a learner trains in {folder} ({writer}); stop it first: the run then continues "
+                "with --resume"
+            )
+        time.sleep(CLAIM_POLL_S)
 
 
 @contextlib.contextmanager

@@ -271,8 +271,7 @@ class RolloutCollector:
     def _taken_over(self, incarnation: int) -> TakenOverError:
         return TakenOverError(
             f"learner start {incarnation} has taken over this run (this is start "
-            f"{self.groups.incarnation}); two learners must not share a run id: give the "
-            "other run its own run.id"
+            f"{self.groups.incarnation}); if it is another run, give that one its own run.id"
         )
 
     async def _watch_registry(

@@ -37,6 +37,7 @@ from agent_r1.launch.local_services import LocalServices
 from agent_r1.launch.local_view import at_hand, program
 from agent_r1.launch.service import ServiceSpec
 from agent_r1.launch.supervisor import ServiceError, Supervisor
+from agent_r1.learner.checkpoints.ownership import FolderLock
 from agent_r1.runtime.config import RedisConfig, split_password
 from agent_r1.runtime.files.conditions import Condition, append_condition, read_conditions
 from agent_r1.runtime.files.dead_letters import load_letters
@@ -450,6 +451,21 @@ def test_the_folder_of_a_resumed_run_is_closed_to_others(stage: Stage):
     stage.done.touch()
     assert local.run_training(stage.config(), resume=True) == 0
     assert mode(stage.run_folder) == 0o700
+
+
+def test_a_resume_leaves_alone_what_a_learner_that_was_started_by_hand_trains(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(local, "LEARNER_END_S", 0.2)
+    stage.run_folder.mkdir()
+    (stage.run_folder / "ledger.json").write_text('{"incarnation": 1}')
+    (stage.run_folder / "config.json").write_text("its own")
+    lock = FolderLock(stage.run_folder)
+    lock.acquire()
+    with pytest.raises(ConfigError, match=rf"a learner trains in .*\(process {os.getpid()} on"):
+        local.run_training(stage.config(), resume=True)
+    lock.release()
+    assert (stage.run_folder / "config.json").read_text() == "its own"
 
 
 def test_a_start_that_failed_does_not_block_the_folder(stage: Stage):

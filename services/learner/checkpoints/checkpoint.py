@@ -168,7 +168,9 @@ def _newest(directory: Path) -> Generator[Path | None]:
     try:
         yield path
     except (ValueError, OSError) as exc:
-        hint = f"; to continue from step {older[-1]} instead, delete it" if older[1:] else ""
+        hint = (
+            f"; to continue from step {older[-1]} instead, delete that folder" if older[1:] else ""
+        )
         raise ValueError(f"checkpoint {path} cannot be restored: {exc}{hint}") from exc
 
 

@@ -363,7 +363,11 @@ class RunStore:
                     check_seal(seal.parent)
             except ValueError as exc:
                 where = f"{self.url}/{stored.path}"
-                hint = f"; to continue from step {older} instead, delete it" if older else ""
+                hint = (
+                    f"; to continue from step {older} instead, delete what is there"
+                    if older
+                    else ""
+                )
                 reason = str(exc).replace(str(staging), where)
                 raise ValueError(f"checkpoint {where} cannot be restored: {reason}{hint}") from exc
         logger.info("checkpoint fetched step=%d url=%s/%s", stored.step, self.url, stored.path)

@@ -6,6 +6,7 @@ The checks before a start, the launcher and the learner ask here. Nothing is loa
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,7 +100,7 @@ def _remedy(folder: Path) -> str:
     text = numbers.model_dump_json(exclude_defaults=True)
     return (
         "restore it from a backup, or write one with higher numbers than the run has used: "
-        f"`echo '{text}' > '{folder / LEDGER_FILE}'`"
+        f"`echo '{text}' > {shlex.quote(str(folder / LEDGER_FILE))}`"
     )
 
 

@@ -354,7 +354,8 @@ class ToolClient:
                         clock.reschedule(asyncio.get_running_loop().time() + left_s)
                     await asyncio.sleep(pause_s)
         except TimeoutError as exc:
-            detail = f"nothing usable within {self.timeout_s:g} s (env.tool_timeout_s): {problem}"
+            key = "env.tool_timeout_s" if deadline < end else "env.trajectory_timeout_s"
+            detail = f"nothing usable within {deadline - began:.3g} s ({key}): {problem}"
             # Behind a fixed URL may be any.
             instance = "" if asked is None or asked.version is None else asked.instance
             detail += f" from instance {instance}" if instance else ""

@@ -236,7 +236,7 @@ def test_a_changed_checkpoint_is_found_before_anything_starts(folder: Path, name
     (path / name).write_text(text.rstrip()[:-1] + " " * (len(text) - len(text.rstrip()) + 1))
     found = problems(folder, resume=True)
     assert found.startswith(f"checkpoint {path} cannot be restored: {path / name} is corrupted")
-    assert "; to continue from step 2 instead, delete it" in found
+    assert "; to continue from step 2 instead, delete that folder" in found
 
 
 def test_checkpoints_that_no_disk_can_hold_are_refused(folder: Path):

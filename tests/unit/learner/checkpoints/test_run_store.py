@@ -169,7 +169,9 @@ def test_a_damaged_object_is_named_and_nothing_of_it_is_kept(
         file.unlink()
     second = Start(url, tmp_path / "b")
     reason = rf"checkpoint {url}/000001/step_000002 cannot be restored: .*model/config\.json"
-    with pytest.raises(ValueError, match=rf"{reason}.*continue from step 1 instead, delete it"):
+    with pytest.raises(
+        ValueError, match=rf"{reason}.*continue from step 1 instead, delete what is there"
+    ):
         second.load()
     assert second.checkpoints.steps() == []
     for path in sorted((root / "000001" / "step_000002").rglob("*"), reverse=True):

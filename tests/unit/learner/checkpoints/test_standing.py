@@ -68,6 +68,8 @@ def test_a_run_that_has_not_trained_needs_no_ledger(tmp_path: Path):
 def test_a_ledger_that_is_gone_torn_or_old_is_named_with_a_command_that_helps(
     tmp_path: Path, ledger: str | None, says: str
 ):
+    tmp_path = tmp_path / "it's mine"
+    tmp_path.mkdir()
     write_run(tmp_path, steps=3, checkpoints=(2,))
     (tmp_path / "ledger.json").unlink()
     if ledger is not None:
@@ -186,7 +188,9 @@ def test_a_damaged_state_file_is_named_in_one_line_before_anything_starts(
 def test_a_damaged_checkpoint_is_refused_with_the_way_to_an_older_one(tmp_path: Path):
     write_run(tmp_path, steps=3, checkpoints=(2, 3))
     (tmp_path / "checkpoints" / "step_000003" / "learner.json").write_text("")
-    assert "it is empty; to continue from step 2 instead, delete it" in str(state_problem(tmp_path))
+    assert "it is empty; to continue from step 2 instead, delete that folder" in str(
+        state_problem(tmp_path)
+    )
 
 
 def test_a_sealed_state_is_read_without_the_files_beside_it(tmp_path: Path):

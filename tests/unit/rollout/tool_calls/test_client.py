@@ -237,6 +237,16 @@ async def test_deadline_ends_a_call_that_hangs():
     assert caught.value.instance == ""  # a fixed URL, behind which any may be
 
 
+async def test_a_call_that_the_end_of_its_trajectory_cuts_short_says_so():
+    async def hang(_: ToolCall) -> ToolResult:
+        await asyncio.sleep(30)
+        return ToolResult()
+
+    async with FakeToolServer(answer=hang) as server, client_of(server, timeout_s=9.0) as client:
+        with pytest.raises(ToolOutageError, match=r"0\.[12].* s \(env\.trajectory_timeout_s\)"):
+            await search(client, deadline=time.monotonic() + 0.2)
+
+
 async def test_an_announced_instance_that_never_answers_is_named():
     async def hang(_: ToolCall) -> ToolResult:
         await asyncio.sleep(30)
