@@ -185,7 +185,8 @@ def _ways(root: Resource[Any], resolver: Any) -> dict[int, dict[int, tuple[str |
     found = [(one.contents, where) for one, where in _resources(root, resolver)]
     for node, where in found:  # grows by what only references lead to
         if id(node) not in ways:
-            applied = list(_applied(node, where)) if isinstance(node, dict) else []
+            is_schema = issubclass(type(node), dict)  # a list is of property names
+            applied = list(_applied(node, where)) if is_schema else []
             ways[id(node)] = {
                 id(to): (node.get(way[-1]) if way[-1] in _REFERENCES else None, way)
                 for way, to, _ in applied
