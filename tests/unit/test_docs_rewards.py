@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from agent_r1.learner.algorithms import ADVANTAGES
 from agent_r1.learner.config import LearnerConfig, TrainRewardConfig
-from agent_r1.learner.objective import PRESETS, TURN_ADVANTAGES
+from agent_r1.learner.objective import PRESETS
 from agent_r1.reward.components import ASKING, BUILT_IN, TIMED
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
@@ -103,6 +104,6 @@ def test_the_critic_of_the_example_can_be_asked():
 
 
 def test_the_table_lists_every_algorithm_that_credits_turns():
-    turns = {*TURN_ADVANTAGES, "turn_gae"}
+    turns = {name for name, kind in ADVANTAGES.items() if kind.credit == "turn"}
     by_turn = {name for name, preset in PRESETS.items() if preset.get("advantage") in turns}
     assert names_in_table("Credit by turn") == by_turn
