@@ -235,7 +235,7 @@ def in_process(name: str, *, gives_back: bool) -> Row:
 
 def join() -> None:
     """Be another rank of the setting that rank 0 measures."""
-    from agent_r1.learner.engine.ranks.place import read_place
+    from agent_r1.learner.engine.ranks.rank_env import read_place
     from agent_r1.learner.engine.ranks.worker import follow
 
     name, folder = json.loads(os.environ[MEASURED])

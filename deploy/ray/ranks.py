@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from agent_r1.cli.services.join import own_address
 from agent_r1.config.run import Config
 from agent_r1.launch.local_result import summary_of
-from agent_r1.learner.engine.ranks.place import RankPlace
+from agent_r1.learner.engine.ranks.rank_env import RankPlace
 from agent_r1_deploy.ray.applications import actor_options, require_redis
 from agent_r1_deploy.ray.process import Process
 

@@ -18,7 +18,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from agent_r1.runtime.files.source import SourceError, parse_record, read_records, write_lines
+from agent_r1.runtime.files.published_data import (
+    SourceError,
+    parse_record,
+    read_records,
+    write_lines,
+)
 from agent_r1_proto.tasks import Task
 
 INSTRUCTION = (

@@ -18,7 +18,7 @@ from residents import NUM_PEOPLE, WORDINGS, Fact, Split, make_world
 from sources import Page, Register, Rumour, Said
 
 from agent_r1.learner.sft.data import Demonstration
-from agent_r1.runtime.files.source import write_lines
+from agent_r1.runtime.files.published_data import write_lines
 from agent_r1_proto.tasks import Task
 
 NUM_TRAIN = 4000

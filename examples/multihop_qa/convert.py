@@ -22,7 +22,7 @@ from typing import Any
 from formats import CorpusRecord, Question, parse_question
 from pydantic import ValidationError
 
-from agent_r1.runtime.files.source import (
+from agent_r1.runtime.files.published_data import (
     SourceError,
     misfit,
     parse_record,

@@ -19,7 +19,7 @@ from programmers import call_text
 from trials import FAILED, PASSED
 
 from agent_r1.learner.sft.data import Demonstration
-from agent_r1.runtime.files.source import write_lines
+from agent_r1.runtime.files.published_data import write_lines
 from agent_r1_proto.tasks import ChatMessage, Task
 
 NUM_TRAIN = 4000

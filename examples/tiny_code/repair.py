@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from agent_r1.evaluation.answers import read_answers
+from agent_r1.evaluation.answer_file import read_answers
 from agent_r1.evaluation.experiments.estimates import bootstrap_seeds
 from agent_r1.evaluation.experiments.findings import interval
 from agent_r1.evaluation.statistics import Estimate

@@ -18,7 +18,7 @@ from problems import COMBINATIONS, SETS, TRAINED, Problem, ProblemSet, make_prob
 from solvers import Oracle
 
 from agent_r1.learner.sft.data import Demonstration
-from agent_r1.runtime.files.source import write_lines
+from agent_r1.runtime.files.published_data import write_lines
 from agent_r1_proto.tasks import Task
 
 NUM_TRAIN = 4000

@@ -24,7 +24,7 @@ from pathlib import Path
 from agent_r1.cli.declare import integer
 from agent_r1.config.gpu_looks import unused_gpus
 from agent_r1.runtime.exit_status import EXIT_REASON
-from agent_r1.runtime.files.room import require_room
+from agent_r1.runtime.files.disk_space import require_room
 from agent_r1.runtime.gpus import read_gpus
 from scripts.gpu_test import engine, machine, report
 from scripts.gpu_test.loop import VARIANTS, Variant, run_variant

@@ -18,7 +18,7 @@ from agent_r1.config.gpu_looks import look_at_gpus, num_shown, unused_gpus
 from agent_r1.config.machine import describe_disk, describe_gpus
 from agent_r1.config.packages import installed_version
 from agent_r1.config.redis_server import look_at_own_redis
-from agent_r1.runtime.files.room import SHARED_MEMORY, free_bytes
+from agent_r1.runtime.files.disk_space import SHARED_MEMORY, free_bytes
 from agent_r1.runtime.gpu_needs import check_compiler, check_shared_memory
 from agent_r1.runtime.gpus import read_devices, read_gpus
 from scripts.gpu_test.parts import PASSED, ROOT, Part, missing

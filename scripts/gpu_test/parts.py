@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from agent_r1.config.packages import installed_version
-from agent_r1.runtime.files.room import free_bytes, out_of_inodes
+from agent_r1.runtime.files.disk_space import free_bytes, out_of_inodes
 from agent_r1.runtime.files.writing import write_atomically
 from agent_r1.runtime.memory import MIB
 

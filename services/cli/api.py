@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from agent_r1.cli.parser import build_parser
-from agent_r1.cli.training.run import load_resumed
+from agent_r1.cli.training.train import load_resumed
 from agent_r1.config.run import load_given
 from agent_r1.runtime.exit_status import EXIT_FAILED, EXIT_INTERRUPTED
 from agent_r1.runtime.files.run_folder import LOGS_DIR, SUMMARY_FILE
@@ -95,7 +95,7 @@ def evaluate(
         KeyboardInterrupt: it was interrupted; the answers so far are kept.
     """
     from agent_r1.cli.evaluation import evaluate as command
-    from agent_r1.evaluation.answers import summary_file
+    from agent_r1.evaluation.answer_file import summary_file
     from agent_r1.evaluation.config import Method
 
     if method not in get_args(Method):

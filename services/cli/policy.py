@@ -13,7 +13,7 @@ from typing import Any
 from agent_r1.config.checks import check_model
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError, at_hand
-from agent_r1.learner.checkpoints.checkpoint import STEP_NAME
+from agent_r1.learner.checkpoints.run_checkpoint import STEP_NAME
 from agent_r1.runtime.files.run_folder import CHECKPOINTS_DIR, CONFIG_FILE, STATE_FILE
 from agent_r1.weights.adapters import ADAPTER_CONFIG_FILE, is_adapter, read_adapter
 

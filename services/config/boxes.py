@@ -20,7 +20,7 @@ from agent_r1.config.estimate import (
 )
 from agent_r1.config.placement import Placement, place
 from agent_r1.config.run import Config
-from agent_r1.runtime.files.room import readable_size
+from agent_r1.runtime.files.disk_space import readable_size
 from agent_r1.runtime.memory import MIB
 
 SERVICES = 4e9

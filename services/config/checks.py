@@ -21,7 +21,7 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 
 from agent_r1.config.code import load_everything
-from agent_r1.config.look import Findings, Look
+from agent_r1.config.findings import Check, Findings
 from agent_r1.config.machine import SUPERVISED, Purpose, look_at_machine
 from agent_r1.config.packages import LEARNER, PEFT, WHOLE_RUN, missing_packages_problem
 from agent_r1.config.run import Config
@@ -29,9 +29,9 @@ from agent_r1.config.sources import ConfigError, at_hand, quoted
 from agent_r1.learner.redis_memory import redis_memory_problem
 from agent_r1.reward.components import COMPARES_ANSWER
 from agent_r1.reward.scoring import accepted_answers
-from agent_r1.runtime.files.data_source import DataSource
-from agent_r1.runtime.files.foreign import foreign_format
+from agent_r1.runtime.files.file_formats import foreign_format
 from agent_r1.runtime.files.hub import HubError, model_folder
+from agent_r1.runtime.files.task_source import DataSource
 from agent_r1.runtime.files.tasks import TaskFileError, numbered_tasks, refuse_images
 from agent_r1.runtime.imports import MissingPackageError
 from agent_r1.runtime.memory import MIB
@@ -285,15 +285,15 @@ def look(
         adapters = (PEFT,) if config.model.lora is not None and purpose in TRAINING else ()
         missing = missing_packages_problem((*needed, *adapters))
         if missing is not None:
-            return Findings([Look("software", "", [missing])])
+            return Findings([Check("software", "", [missing])])
     kinds: Kinds = {}
     found = problems(config, purpose, kinds)
     if purpose == "train" and not found:
         found += _length_problems(config)
-    findings = Findings([Look("configuration", f"for {purpose}", found, here=False)])
+    findings = Findings([Check("configuration", f"for {purpose}", found, here=False)])
     model = check_model(config.model.path) is None
     if model and not Path(config.model.path).is_dir() and not in_hub_cache(config.model.path):
-        findings.looks.append(_look_at_hub(config, machine=machine))
+        findings.checks.append(_look_at_hub(config, machine=machine))
         model = machine and not findings.machine
     with ThreadPoolExecutor(1) as thread:
         loading = thread.submit(
@@ -307,22 +307,22 @@ def look(
             prompts=dict(kinds.values()),
         )
         if machine:
-            findings.looks += look_at_machine(config, purpose, resume=resume, specs=findings.specs)
+            findings.checks += look_at_machine(config, purpose, resume=resume, specs=findings.specs)
         findings.add(loading.result())
     return findings
 
 
-def _look_at_hub(config: Config, *, machine: bool) -> Look:
+def _look_at_hub(config: Config, *, machine: bool) -> Check:
     """Look at a model that is a name on the hub."""
     path = config.model.path
     if not machine:
         note = f"model.path ({path}) was not checked: it is not a folder here"
-        return Look("model", path, notes=[note])
+        return Check("model", path, notes=[note])
     try:
         model_folder(path, config.model.revision, small=True)
     except HubError as exc:
-        return Look("model", path, [str(exc)])
-    return Look("model", path)
+        return Check("model", path, [str(exc)])
+    return Check("model", path)
 
 
 def _some_task(config: Config) -> Task | None:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import BinaryIO
 
-from agent_r1.config.look import Findings, Look
+from agent_r1.config.findings import Check, Findings
 from agent_r1.config.probe import ProbeRequest, Report
 from agent_r1.config.run import Config
 from agent_r1.learner.algorithms import ADVANTAGES, POLICY_LOSSES
@@ -78,14 +78,14 @@ def load_everything(
 @functools.lru_cache(maxsize=64)  # the rows of a table ask for the same things
 def _load(request: str) -> Findings:
     asked = ProbeRequest.model_validate_json(request)
-    died: list[Look] = []
+    died: list[Check] = []
     failed: list[str] = []
     while True:
         reports, end = _run(asked.model_copy(update={"skip": failed}))
         if end is None:
             break
         part, why = end
-        died.append(Look(part, "", [f"{part}: {why}"], here=False))
+        died.append(Check(part, "", [f"{part}: {why}"], here=False))
         if not part or part in failed:
             break
         failed.append(part)
@@ -93,15 +93,15 @@ def _load(request: str) -> Findings:
     return Findings([*died, *_looks(reports)], specs)
 
 
-def _looks(reports: Sequence[Report]) -> Iterator[Look]:
+def _looks(reports: Sequence[Report]) -> Iterator[Check]:
     """Yield each part that was loaded, with what was said of it."""
     part, said = "", dict[str, list[str]]()
     for report in reports:
         if report.kind == "part":
             part, said = report.text, {"problem": [], "note": []}
-            yield Look(part, "loaded", said["problem"], said["note"], here=False)
+            yield Check(part, "loaded", said["problem"], said["note"], here=False)
         elif report.kind == "machine":
-            yield Look(part, "", [report.text])
+            yield Check(part, "", [report.text])
         elif report.kind in said:
             said[report.kind].append(report.text)
 

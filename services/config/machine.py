@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+from agent_r1.config.findings import Check
 from agent_r1.config.gpu_looks import (
     SET_UP_GPU,
     dtype_problem,
@@ -21,7 +22,6 @@ from agent_r1.config.gpu_looks import (
     num_shown,
     unused_gpus,
 )
-from agent_r1.config.look import Look
 from agent_r1.config.packages import flash_attention_problem, installed_version
 from agent_r1.config.placement import place
 from agent_r1.config.redis_server import ANSWER_TIMEOUT_S, look_at_redis
@@ -31,7 +31,7 @@ from agent_r1.learner.config import EngineConfig
 from agent_r1.rollout.policy import PolicySetupError
 from agent_r1.rollout.vllm.settings import choose_model_runner
 from agent_r1.runtime.config import ListenConfig
-from agent_r1.runtime.files.room import free_bytes, nearest_existing, readable_size
+from agent_r1.runtime.files.disk_space import free_bytes, nearest_existing, readable_size
 from agent_r1.runtime.files.run_folder import CHECKPOINTS_DIR
 from agent_r1.runtime.files.tasks import TaskFileError
 from agent_r1.runtime.http.token import TOKEN_SOURCES, RunToken, find_token, token_headers
@@ -54,7 +54,7 @@ WIDEST_VALUE_BYTES = 4
 
 def look_at_machine(
     config: Config, purpose: Purpose, *, resume: bool, specs: dict[str, ToolSpec]
-) -> Iterator[Look]:
+) -> Iterator[Check]:
     """Look at what this machine has for a configuration.
 
     Args:
@@ -65,17 +65,17 @@ def look_at_machine(
     """
     gpu_problems = list(_gpu_problems(config, purpose))
     gpu_problems = gpu_problems or list(_placement_problems(config, purpose))
-    yield Look("GPUs", describe_gpus(), gpu_problems)
+    yield Check("GPUs", describe_gpus(), gpu_problems)
     if not _trains_on_cpu(config, purpose):
         yield from look_at_gpus()
     if purpose == "train":
         folder = config.run.folder()
-        yield Look("disk", describe_disk(folder), list(_folder_problems(config, resume=resume)))
+        yield Check("disk", describe_disk(folder), list(_folder_problems(config, resume=resume)))
         if config.learner.checkpoint_url is not None:
             problems = list(_store_problems(config, resume=resume))
-            yield Look("checkpoint store", config.learner.checkpoint_url, problems)
+            yield Check("checkpoint store", config.learner.checkpoint_url, problems)
         elif resume:  # a store may have a newer one
-            yield Look("checkpoint", str(folder), list(_checkpoint_problems(config)))
+            yield Check("checkpoint", str(folder), list(_checkpoint_problems(config)))
     if purpose in SUPERVISED:
         return
     yield look_at_model_runner(config)
@@ -85,11 +85,11 @@ def look_at_machine(
         token = find_token(config.run)
     except ValueError as exc:
         token_problems.append(str(exc))
-    yield Look("run token", "given" if token else "made for each start", token_problems)
+    yield Check("run token", "given" if token else "made for each start", token_problems)
     yield from look_at_redis(config, trains=purpose == "train")
     yield _look_at_ports(config, trains=purpose == "train")
     tool_problems = list(_tool_problems(config, specs, token))
-    yield Look("tools", ", ".join(config.tools) or "none", tool_problems)
+    yield Check("tools", ", ".join(config.tools) or "none", tool_problems)
     for tool in config.started_tools().values():
         if tool.type in SANDBOXED and tool.settings.get("sandbox") != "container":
             configured = tool.settings.get("bwrap")
@@ -97,7 +97,7 @@ def look_at_machine(
             break
 
 
-def look_at_model_runner(config: Config) -> Look:
+def look_at_model_runner(config: Config) -> Check:
     """Say which of vLLM's model runners will sample here."""
     on_cpu = usable_gpus() == 0
     try:
@@ -105,11 +105,11 @@ def look_at_model_runner(config: Config) -> Look:
     except PolicySetupError as exc:
         unused = unused_gpus()
         why = str(exc) if unused is None else f'rollout.model_runner ("v2") needs GPUs: {unused}'
-        return Look("model runner", "", [why])
-    return Look("model runner", f"vLLM's {runner}, on {'the CPU' if on_cpu else 'GPUs'}")
+        return Check("model runner", "", [why])
+    return Check("model runner", f"vLLM's {runner}, on {'the CPU' if on_cpu else 'GPUs'}")
 
 
-def _look_at_ports(config: Config, *, trains: bool) -> Look:
+def _look_at_ports(config: Config, *, trains: bool) -> Check:
     problems: list[str] = []
     fixed: list[str] = []
     for key, listen in listeners(config, trains=trains):
@@ -118,17 +118,17 @@ def _look_at_ports(config: Config, *, trains: bool) -> Look:
             check_port(listen, key)
         except ConfigError as exc:
             problems.append(str(exc))
-    return Look("ports", ", ".join(fixed) or "each service takes a free one", problems)
+    return Check("ports", ", ".join(fixed) or "each service takes a free one", problems)
 
 
-def look_at_sandbox(bwrap: str | None = None) -> Look:
+def look_at_sandbox(bwrap: str | None = None) -> Check:
     """Return the program that isolates the model's code; `bwrap` is the configured one."""
     from agent_r1.sandbox.bubblewrap import find_bwrap
 
     try:
-        return Look("sandbox", find_bwrap(bwrap))
+        return Check("sandbox", find_bwrap(bwrap))
     except ValueError as exc:
-        return Look("sandbox", "none", [str(exc)])
+        return Check("sandbox", "none", [str(exc)])
 
 
 def describe_gpus() -> str:
@@ -293,7 +293,7 @@ def _store_problems(config: Config, *, resume: bool) -> Iterator[str]:
 
 
 def _checkpoint_problems(config: Config) -> Iterator[str]:
-    from agent_r1.learner.checkpoints.checkpoint import check_newest, check_prompts
+    from agent_r1.learner.checkpoints.run_checkpoint import check_newest, check_prompts
     from agent_r1.learner.main import engine_setup
 
     # No checkpoint says whether prefixes are shared, and finding that out would import PyTorch.

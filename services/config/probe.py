@@ -280,11 +280,11 @@ def probe(request: ProbeRequest, out: TextIO) -> None:
             for item in part():
                 report(item)
         except BaseException as exc:  # noqa: BLE001 - user code may raise anything, SystemExit too
-            report(Report(kind="problem", text=_told_once(_told(name, exc), first)))
+            report(Report(kind="problem", text=_once_each(_error_text(name, exc), first)))
     report(Report(kind="end"))
 
 
-def _told(part: str, exc: BaseException) -> str:
+def _error_text(part: str, exc: BaseException) -> str:
     """Say what went wrong in a part: our own errors explain themselves."""
     key = part.partition(" ")[0]
     ours = type(exc) is ValueError or type(exc).__module__.startswith("agent_r1.")
@@ -292,7 +292,7 @@ def _told(part: str, exc: BaseException) -> str:
     return text if key in text else f"{part}: {text}"
 
 
-def _told_once(problem: str, first: dict[str, str]) -> str:
+def _once_each(problem: str, first: dict[str, str]) -> str:
     """Return a problem; why a module cannot be imported is said for the first of its parts."""
     found = _UNIMPORTABLE.match(problem)
     if found is None:

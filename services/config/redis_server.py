@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from agent_r1.config.look import Look
+from agent_r1.config.findings import Check
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError
 from agent_r1.learner.redis_memory import SERVER_MAXMEMORY, redis_memory_problem
@@ -31,7 +31,7 @@ CLOCK_LIMIT_S = 5.0
 """Clocks that differ by more are worth a note: times of two machines are compared for metrics."""
 
 
-def look_at_redis(config: Config, *, trains: bool) -> list[Look]:
+def look_at_redis(config: Config, *, trains: bool) -> list[Check]:
     """Return what there is to say of the run's Redis, and of this machine's clock against it."""
     if config.redis.url is None:
         return [look_at_own_redis()]
@@ -57,10 +57,10 @@ def look_at_redis(config: Config, *, trains: bool) -> list[Look]:
     except (RedisError, OSError, *NOT_REDIS) as exc:
         trouble = trouble_of(exc).of(f"redis.url ({shown})")
         problem = f"{trouble}; or remove redis.url for a server of this run's own"
-        return [Look("Redis", shown, [problem])]
+        return [Check("Redis", shown, [problem])]
     problems = list(_problems(config, shown, info, trains=trains))
     return [
-        Look("Redis", f"{shown}: {_describe(info)}", problems, list(_notes(info))),
+        Check("Redis", f"{shown}: {_describe(info)}", problems, list(_notes(info))),
         _look_at_clock(seconds + microseconds / 1e6 - time.time()),
     ]
 
@@ -108,12 +108,12 @@ def find_redis_server() -> Path:
     )
 
 
-def look_at_own_redis() -> Look:
+def look_at_own_redis() -> Check:
     """Return the program that a run without `redis.url` starts."""
     try:
-        return Look("Redis", f"the run starts {find_redis_server()}")
+        return Check("Redis", f"the run starts {find_redis_server()}")
     except ConfigError as exc:
-        return Look("Redis", "none", [str(exc)])
+        return Check("Redis", "none", [str(exc)])
 
 
 def _describe(info: Mapping[str, Any]) -> str:
@@ -165,10 +165,10 @@ def _notes(info: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _look_at_clock(ahead_s: float) -> Look:
+def _look_at_clock(ahead_s: float) -> Check:
     note = (
         f"the clocks of Redis and of this machine differ by {abs(ahead_s):.0f} s, and so do times "
         "in metrics; synchronize both (`timedatectl set-ntp true`)"
     )
     notes = [note] if abs(ahead_s) > CLOCK_LIMIT_S else []
-    return Look("clock", f"{abs(ahead_s):.3f} s from that of Redis", notes=notes)
+    return Check("clock", f"{abs(ahead_s):.3f} s from that of Redis", notes=notes)

@@ -1,7 +1,7 @@
 """The configuration of a run: every table of `run.toml`, read, merged and checked.
 
 `load_config` reads file < environment (`AGENT_R1__ROLLOUT__THREADS`) < `--set`, and
-`cli/training/run.py` gives each service its tables. `write_config` writes `config.json` into the
+`cli/training/train.py` gives each service its tables. `write_config` writes `config.json` into the
 run folder: the same values, resolved, without secrets; services and `--resume` read that.
 """
 
@@ -45,7 +45,7 @@ from agent_r1.learner.prompts import PromptOrder
 from agent_r1.reward.config import RewardConfig, measuring_advice
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.runtime.config import ModelConfig, RedisConfig, RunConfig, StrictConfig
-from agent_r1.runtime.files.foreign import read_text
+from agent_r1.runtime.files.file_formats import read_text
 from agent_r1.runtime.files.writing import write_atomically
 from agent_r1.tools.kinds import AnyToolConfig
 from agent_r1.tools.search.config import SearchConfig

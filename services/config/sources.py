@@ -31,7 +31,7 @@ from pydantic import BaseModel, ValidationError
 from agent_r1.config.files import ConfigError, read_chain
 from agent_r1.config.versions import Key, new_name, put
 from agent_r1.runtime.config import FOLDER_OR_NAME
-from agent_r1.runtime.files.data_source import HUB_PREFIX
+from agent_r1.runtime.files.task_source import HUB_PREFIX
 from agent_r1.tools.kinds import KIND
 
 ENV_PREFIX = "AGENT_R1__"

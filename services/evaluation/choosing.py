@@ -12,8 +12,8 @@ from itertools import groupby
 from math import fsum
 from statistics import fmean
 
-from agent_r1.evaluation.answers import Answer
-from agent_r1.text.answers import most_frequent
+from agent_r1.evaluation.answer_file import Answer
+from agent_r1.text.answer_patterns import most_frequent
 
 SCORERS = ("reward_model", "critic", "judge")
 """Reward components that can choose among answers: they need not know the right one."""

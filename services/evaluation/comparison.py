@@ -1,6 +1,7 @@
 """Two result files side by side: paired differences over the questions that both answered.
 
-Reads lines of `answers.py`; gives the numbers and lines that `agent-r1 compare` shows and writes.
+Reads lines of `answer_file.py`; gives the numbers and lines that `agent-r1 compare` shows and
+writes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from agent_r1.evaluation.answers import Answer, components_of, read_answers
+from agent_r1.evaluation.answer_file import Answer, components_of, read_answers
 from agent_r1.evaluation.statistics import (
     Estimate,
     interval_record,

@@ -17,7 +17,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
-from agent_r1.evaluation.answers import Candidate, Place
+from agent_r1.evaluation.answer_file import Candidate, Place
 from agent_r1.evaluation.statistics import bootstrap_mean
 from agent_r1.runtime.tilting import Proposal, tilted
 from agent_r1_proto.messages import Message

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from agent_r1.evaluation.answers import (
+from agent_r1.evaluation.answer_file import (
     Facts,
     Key,
     ResultFile,
@@ -32,7 +32,7 @@ from agent_r1.evaluation.retrieval import check_offered, retrieve, with_passages
 from agent_r1.evaluation.summary import SetSummary, summarise_answers, summary_record
 from agent_r1.runtime.config import RedisConfig, RunConfig
 from agent_r1.runtime.evaluation_client import ATTEMPT, EvalClient, EvalResult
-from agent_r1.runtime.files.data_source import DataSource
+from agent_r1.runtime.files.task_source import DataSource
 from agent_r1.runtime.files.tasks import read_sets, source_digest
 from agent_r1.runtime.http.token import RunToken, find_token
 from agent_r1_proto.failures import reason_kind

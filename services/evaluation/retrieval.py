@@ -15,7 +15,7 @@ from typing import TypeVar
 import httpx
 from pydantic import ValidationError
 
-from agent_r1.evaluation.answers import Key, Retrieved, key_of, question_of
+from agent_r1.evaluation.answer_file import Key, Retrieved, key_of, question_of
 from agent_r1.evaluation.config import SEARCH_TOOL
 from agent_r1.runtime.http import MAX_DETAIL_CHARS
 from agent_r1.runtime.http.token import RunToken, token_headers

@@ -1,7 +1,7 @@
 """Scores of a result file: means with intervals per set, per type and per number of hops.
 
-Lines of `answers.py` --> `{out}.summary.json` and the lines the command prints. Everything comes
-from the lines, so anyone can compute it again; the order of the lines does not matter.
+Lines of `answer_file.py` --> `{out}.summary.json` and the lines the command prints. Everything
+comes from the lines, so anyone can compute it again; the order of the lines does not matter.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from agent_r1.evaluation.answers import Answer, Facts
+from agent_r1.evaluation.answer_file import Answer, Facts
 from agent_r1.evaluation.choosing import SCORERS, best_by, majority
 from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1.evaluation.statistics import (

@@ -1,7 +1,7 @@
 """`agent-r1 train` on one machine: every service as a process of its own, from start to summary.
 
-cli/training/run.py --Config--> here --> run folder (`config.json`, `logs/`), local_services.py (the
-processes), local_view.py and local_result.py (the terminal). local_client.py lends the same
+cli/training/train.py --Config--> here --> run folder (`config.json`, `logs/`), local_services.py
+(the processes), local_view.py and local_result.py (the terminal). local_client.py lends the same
 services, without a learner, to `agent-r1 evaluate` and `agent-r1 chat`; local_table.py runs several
 learners on them in turn.
 """

@@ -26,7 +26,7 @@ import httpx
 from agent_r1.launch import subreaper
 from agent_r1.launch.service import ServiceProcess, ServiceSpec, is_silent
 from agent_r1.runtime.exit_status import EXIT_REASON
-from agent_r1.runtime.files.room import free_bytes, free_text, out_of_inodes
+from agent_r1.runtime.files.disk_space import free_bytes, free_text, out_of_inodes
 from agent_r1.runtime.memory import MIB, oom_kills
 
 logger = logging.getLogger(__name__)

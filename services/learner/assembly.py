@@ -11,8 +11,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 
-from agent_r1.learner.checkpoints.checkpoint import Checkpoints, LearnerState, check_prompts
 from agent_r1.learner.checkpoints.ledger import Ledger
+from agent_r1.learner.checkpoints.run_checkpoint import Checkpoints, LearnerState, check_prompts
 from agent_r1.learner.collector import RolloutCollector
 from agent_r1.learner.engine.interface import PolicyEngine
 from agent_r1.learner.evaluation import Evaluations

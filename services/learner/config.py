@@ -23,7 +23,7 @@ from agent_r1.learner.objective import (
     Share,
 )
 from agent_r1.runtime.config import ListenConfig, StrictConfig
-from agent_r1.runtime.files.data_source import DataSource
+from agent_r1.runtime.files.task_source import DataSource
 from agent_r1.text.verdicts import QUESTION
 from agent_r1_proto.tasks import PositiveTemperature, Temperature
 from agent_r1_proto.weights import TransportName

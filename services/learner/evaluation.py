@@ -15,7 +15,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
-from agent_r1.learner.checkpoints.checkpoint import Checkpoints
+from agent_r1.learner.checkpoints.run_checkpoint import Checkpoints
 from agent_r1.learner.collector import RolloutCollector
 from agent_r1.learner.redis_memory import MAX_QUESTIONS_IN_FLIGHT
 from agent_r1.learner.reporting.summary import RunSummary

@@ -21,7 +21,7 @@ from agent_r1.learner.assembly import connect
 from agent_r1.learner.config import EngineConfig, LearnerConfig
 from agent_r1.learner.engine.interface import PolicyEngine
 from agent_r1.learner.engine.ranks.messages import CriticSetup, EngineSetup
-from agent_r1.learner.engine.ranks.place import RankPlace
+from agent_r1.learner.engine.ranks.rank_env import RankPlace
 from agent_r1.learner.heartbeat import refuse_a_second
 from agent_r1.learner.outcome import INTERRUPTED
 from agent_r1.learner.run_spec import RunSpec

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent_r1.learner.config import DataConfig
 from agent_r1.learner.prompts import ReadSource
-from agent_r1.runtime.files.data_source import DataSource
+from agent_r1.runtime.files.task_source import DataSource
 from agent_r1.runtime.files.tasks import (
     TaskFileError,
     numbered_tasks,

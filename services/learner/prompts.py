@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 from agent_r1.learner.config import DataConfig
-from agent_r1.runtime.files.data_source import DataSource
+from agent_r1.runtime.files.task_source import DataSource
 from agent_r1.runtime.files.tasks import read_task_file
 from agent_r1_proto.tasks import Task
 

@@ -12,7 +12,7 @@ import logging
 import time
 
 from agent_r1.learner.assembly import TrainingRun
-from agent_r1.learner.checkpoints.checkpoint import LearnerState
+from agent_r1.learner.checkpoints.run_checkpoint import LearnerState
 from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES, Losses
 from agent_r1.learner.stop_rules import RunFailedError
 from agent_r1.runtime.files.dead_letters import save_letters

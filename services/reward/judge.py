@@ -11,7 +11,7 @@ from string import Template
 
 from agent_r1.reward.config import JudgeConfig
 from agent_r1.reward.model_server import ChatServer
-from agent_r1.runtime.files.foreign import read_text
+from agent_r1.runtime.files.file_formats import read_text
 from agent_r1.runtime.unicode import escaped, escaped_line
 from agent_r1.text.verdicts import count_control_tokens, without_control_tokens
 from agent_r1_proto.parts import shown_text

@@ -1,6 +1,6 @@
 """Starts the reward service: the stream worker and the HTTP side in one process.
 
-cli/training/run.py calls `serve` with the tables of one run.
+cli/training/train.py calls `serve` with the tables of one run.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from agent_r1.runtime.config import ListenConfig, StrictConfig
-from agent_r1.text.answers import check_pattern
+from agent_r1.text.answer_patterns import check_pattern
 
 TOOL_FORMAT_PATTERN = r"^(hermes|llama3_json|mistral|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"
 ENV_TYPE_PATTERN = r"^(tool|math|code|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"

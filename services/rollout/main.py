@@ -1,6 +1,6 @@
 """Starts one rollout server: engine, chat format, tools, stream worker and HTTP routes.
 
-`cli/training/run.py` calls `serve` with the tables of one run. Samples come from the stream
+`cli/training/train.py` calls `serve` with the tables of one run. Samples come from the stream
 `tasks`, weights from the learner's snapshots; trajectories go to the stream `trajectories`.
 """
 
@@ -37,7 +37,7 @@ from agent_r1.runtime.announcements import (
 )
 from agent_r1.runtime.config import ModelConfig, RedisConfig, RunConfig
 from agent_r1.runtime.exit_status import STOP_SIGNALS
-from agent_r1.runtime.files.room import require_shared_memory
+from agent_r1.runtime.files.disk_space import require_shared_memory
 from agent_r1.runtime.http.serving import advertised_url, bind, serving
 from agent_r1.runtime.http.token import find_token
 from agent_r1.runtime.imports import quick_imports

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from agent_r1.runtime.files.room import (
+from agent_r1.runtime.files.disk_space import (
     SHARED_MEMORY,
     SHARED_MEMORY_BYTES,
     free_bytes,

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from agent_r1.runtime.files.foreign import null_bytes, read_text
+from agent_r1.runtime.files.file_formats import null_bytes, read_text
 
 CODE_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 """How a configuration names a class or function: `module:Name`."""

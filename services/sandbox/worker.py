@@ -31,7 +31,7 @@ from agent_r1.sandbox.processes import (
     find_tree,
     measure_memory,
 )
-from agent_r1.sandbox.run import Run, RunResult, open_run
+from agent_r1.sandbox.program_run import Run, RunResult, open_run
 from agent_r1.sandbox.seccomp import compile_filter
 from agent_r1.sandbox.settings import FILES, OPEN_FILES, SandboxSettings
 

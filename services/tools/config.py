@@ -1,6 +1,6 @@
 """`[tools.<name>]`: one tool, where it runs and how it is set up.
 
-Read by `main.py` (a tool this run starts) and by cli/training/run.py (its URL, for rollout).
+Read by `main.py` (a tool this run starts) and by cli/training/train.py (its URL, for rollout).
 kinds.py says which class checks a table: one that holds its keys, or this one.
 """
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import httpx
 from httpx_aiohttp import AiohttpTransport
 
-from agent_r1.runtime.files.room import free_bytes
+from agent_r1.runtime.files.disk_space import free_bytes
 from agent_r1.runtime.http.token import RunToken, token_headers
 from agent_r1.runtime.memory import MIB
 from agent_r1_proto.weights import FileChunks

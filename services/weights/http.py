@@ -25,8 +25,8 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
+from agent_r1.runtime.files.disk_space import readable_size, require_room
 from agent_r1.runtime.files.own_folder import OwnFolder, remove_left_behind
-from agent_r1.runtime.files.room import readable_size, require_room
 from agent_r1.runtime.files.writing import write_atomically
 from agent_r1.runtime.http.api import Route, describe
 from agent_r1.runtime.http.token import RunToken

@@ -20,7 +20,7 @@ import pytest
 
 from agent_r1.cli.evaluation.asking import search_url
 from agent_r1.config.run import Config, load_config
-from agent_r1.evaluation.answers import read_answers, summary_file
+from agent_r1.evaluation.answer_file import read_answers, summary_file
 from agent_r1.evaluation.config import QuestioningConfig
 from agent_r1.evaluation.main import EvaluationRun, Progress
 from agent_r1.evaluation.retrieval import RetrievalError

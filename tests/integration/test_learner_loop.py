@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from agent_r1.learner.checkpoints.checkpoint import Checkpoints
 from agent_r1.learner.checkpoints.ledger import Ledger
+from agent_r1.learner.checkpoints.run_checkpoint import Checkpoints
 from agent_r1.learner.engine.interface import EngineError
 from agent_r1.learner.stop_rules import RunFailedError
 from agent_r1.learner.train import Learner

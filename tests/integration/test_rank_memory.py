@@ -17,7 +17,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from agent_r1.launch.local_redis import free_port
 from agent_r1.learner.engine.model import PolicyModule
 from agent_r1.learner.engine.model_files import POLICY_FILE
-from agent_r1.learner.engine.ranks.place import RankPlace
+from agent_r1.learner.engine.ranks.rank_env import RankPlace
 from tests.support.rank_memory import CASES, TINY
 
 SHAPE = {

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from agent_r1.learner.engine.ranks.place import RankPlace
+from agent_r1.learner.engine.ranks.rank_env import RankPlace
 from tests.support.config_scene import write_scene
 
 WAIT_S = 60.0

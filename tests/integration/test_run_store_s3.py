@@ -166,7 +166,7 @@ def test_a_replaced_learner_writes_no_more(tmp_path: Path, s3: S3Server):
 
 
 def test_a_corrupted_object_is_found_out(tmp_path: Path, s3: S3Server):
-    from agent_r1.learner.checkpoints.checkpoint import Checkpoints, LearnerState
+    from agent_r1.learner.checkpoints.run_checkpoint import Checkpoints, LearnerState
 
     store = claim(tmp_path, "a")
     checkpoints = Checkpoints(tmp_path / "a", keep_last=1, keep_best=0, store=store)

@@ -18,7 +18,7 @@ import pytest
 
 from agent_r1.launch.local_redis import free_port
 from agent_r1.learner.engine.interface import LossSpec
-from agent_r1.learner.engine.ranks.place import RankPlace
+from agent_r1.learner.engine.ranks.rank_env import RankPlace
 from tests.support import two_ranks
 from tests.support.engines import SAMPLES, gradient, make_engine, relative_distance
 from tests.support.tiny_models import save_model

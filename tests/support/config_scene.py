@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.config.look import Findings
+from agent_r1.config.findings import Findings
 from agent_r1.config.run import Config
 from agent_r1.tools.search.config import SearchConfig
 

@@ -35,7 +35,7 @@ from agent_r1.learner.server import serve_learner
 from agent_r1.learner.shutdown import cancel_and_wait
 from agent_r1.learner.weights.publisher import make_transport
 from agent_r1.runtime.config import ModelConfig, RedisConfig, RunConfig
-from agent_r1.runtime.files.data_source import DataSource
+from agent_r1.runtime.files.task_source import DataSource
 from agent_r1.runtime.files.writing import check_seal, seal
 from agent_r1.runtime.http.token import RunToken
 from agent_r1.weights.http import HttpTransport

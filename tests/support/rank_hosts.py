@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from agent_r1.learner.engine.ranks.place import RankPlace
+from agent_r1.learner.engine.ranks.rank_env import RankPlace
 from tests.support.hosts import Host, Hosts
 
 END_TIMEOUT_S = 120.0

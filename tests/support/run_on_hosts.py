@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.config.redis_server import find_redis_server
-from agent_r1.learner.engine.ranks.place import RankPlace
+from agent_r1.learner.engine.ranks.rank_env import RankPlace
 from agent_r1.runtime.files.private import write_private
 from tests.support.hosts import REPOSITORY, Host
 from tests.support.runs import agent_r1

@@ -40,7 +40,7 @@ with quick_imports():
     from agent_r1.learner.engine.ranks import group as ranks_group
     from agent_r1.learner.engine.ranks.group import RankGroup
     from agent_r1.learner.engine.ranks.messages import CriticSetup, EngineSetup
-    from agent_r1.learner.engine.ranks.place import RankPlace, read_place
+    from agent_r1.learner.engine.ranks.rank_env import RankPlace, read_place
     from agent_r1.learner.engine.ranks.worker import follow
     from agent_r1.runtime.config import LoraConfig, ModelConfig
     from tests.support.tiny_models import make_samples, with_values

@@ -16,7 +16,7 @@ import pytest
 
 from agent_r1.config import gpu_looks
 from agent_r1.learner.reporting import step_report
-from agent_r1.runtime.files import room
+from agent_r1.runtime.files import disk_space
 from agent_r1.runtime.gpus import Device
 from agent_r1.text.reading import parse_turn
 from benchmarks.plugins.bench_parts import EveryTurnSearches
@@ -365,7 +365,7 @@ def test_a_disk_that_is_too_small_is_said_before_it_is_filled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(machine, "look", lambda device: Part("machine", parts.PASSED))
-    monkeypatch.setattr(room, "free_bytes", lambda path: 900_000)
+    monkeypatch.setattr(disk_space, "free_bytes", lambda path: 900_000)
     # 5 MB and a tenth to spare.
     found = main.run_all("cpu", [], tmp_path, steps=2)
     assert found[1].outcome == (

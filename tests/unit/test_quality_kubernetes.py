@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from agent_r1.cli.main import build_parser
 from agent_r1.config.estimate import disk_parts, read_model_size, total, value_bytes
 from agent_r1.config.run import Config, load_config
-from agent_r1.learner.engine.ranks.place import VARIABLES
+from agent_r1.learner.engine.ranks.rank_env import VARIABLES
 from agent_r1.runtime.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES, EXIT_REASON
 from agent_r1.runtime.http.guard import OPEN_PATHS
 from agent_r1.tools.loading import import_tool_class

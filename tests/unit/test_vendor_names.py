@@ -84,7 +84,7 @@ USED = {
     '"DS_ACCELERATOR"': "learner/engine/ranks/join.py",
     "Qwen3Config.head_dim": "learner/engine/attention.py",
     "WeightTransferEngine.init_info_cls": "rollout/vllm/weight_transfer.py",
-    "SamplingParams.output_kind": "rollout/vllm/cpu/whole_answers.py",
+    "SamplingParams.output_kind": "rollout/vllm/cpu/answer_scheduler.py",
     "InputBatch.num_tokens_no_spec": "rollout/vllm/cpu/batch_sampler.py",
     "PreTrainedModel.gradient_checkpointing_enable": "learner/engine/model.py",
     "DeepSpeedEngine.set_gradient_accumulation_boundary": "learner/engine/zero.py",

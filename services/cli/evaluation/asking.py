@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from agent_r1.cli.evaluation.settings import evaluation_facts
 from agent_r1.config.run import Config, ConfigError
-from agent_r1.evaluation.answers import Facts, write_json
+from agent_r1.evaluation.answer_file import Facts, write_json
 from agent_r1.evaluation.config import SEARCH_TOOL, QuestioningConfig
 from agent_r1.evaluation.main import EvaluationRun, Progress
 from agent_r1.launch.status_line import StatusLine

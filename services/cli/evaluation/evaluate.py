@@ -29,7 +29,7 @@ from agent_r1.cli.evaluation.decoding import (
 from agent_r1.cli.policy import describe_policy, with_policy
 from agent_r1.config import checks as config_checks
 from agent_r1.config.run import Config, ConfigError, load_given
-from agent_r1.evaluation.answers import summary_file
+from agent_r1.evaluation.answer_file import summary_file
 from agent_r1.evaluation.comparison import compare_files, comparison_lines, flip_lines
 from agent_r1.evaluation.config import SEARCH_TOOL
 from agent_r1.evaluation.main import EvaluationRun

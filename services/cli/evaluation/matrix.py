@@ -23,7 +23,7 @@ from agent_r1.cli.evaluation.experiment import named, package_versions, print_re
 from agent_r1.cli.evaluation.matrix_plan import MatrixPlan, PlannedCell, read_plan
 from agent_r1.config import checks as config_checks
 from agent_r1.config.run import Config, ConfigError
-from agent_r1.evaluation.answers import Answer
+from agent_r1.evaluation.answer_file import Answer
 from agent_r1.evaluation.choosing import calls_of, choose, enough, tokens_of
 from agent_r1.evaluation.experiments.cell import MatrixCell, measure
 from agent_r1.evaluation.experiments.matrix_report import MatrixResults

@@ -21,7 +21,7 @@ from agent_r1.cli.policy import with_policy
 from agent_r1.config.checks import use_plugins
 from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ConfigError
-from agent_r1.evaluation.answers import differences
+from agent_r1.evaluation.answer_file import differences
 from agent_r1.evaluation.config import QuestioningConfig
 from agent_r1.evaluation.experiments import prompts
 from agent_r1.evaluation.experiments.cell import MatrixCell, check_settings
@@ -46,8 +46,8 @@ from agent_r1.evaluation.experiments.data_sets import (
 from agent_r1.evaluation.experiments.matrix_report import CellKey
 from agent_r1.evaluation.experiments.questions import Question
 from agent_r1.reward.config import measuring_advice
-from agent_r1.runtime.files.data_source import DataSource
-from agent_r1.runtime.files.source import write_lines
+from agent_r1.runtime.files.published_data import write_lines
+from agent_r1.runtime.files.task_source import DataSource
 from agent_r1.tools.loading import describe_tool
 from agent_r1_proto.tasks import Decoding
 from agent_r1_proto.tools import ToolSpec

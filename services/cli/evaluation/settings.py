@@ -18,11 +18,11 @@ from agent_r1.config.files import VERSION_KEY
 from agent_r1.config.run import Config, dump_config
 from agent_r1.config.sources import flat_leaves
 from agent_r1.config.versions import translate_dotted
-from agent_r1.evaluation.answers import differences
+from agent_r1.evaluation.answer_file import differences
 from agent_r1.evaluation.config import SEARCH_TOOL, QuestioningConfig
 from agent_r1.evaluation.experiments.cell import SEED_KEY
 from agent_r1.reward.config import RewardConfig
-from agent_r1.runtime.files.data_source import DataSource
+from agent_r1.runtime.files.task_source import DataSource
 from agent_r1.runtime.files.tasks import source_digest
 from agent_r1.tools.search.config import SearchConfig
 from agent_r1_proto.rewards import PAPER_MEASURES

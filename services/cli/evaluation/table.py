@@ -38,7 +38,7 @@ from agent_r1.cli.evaluation.table_plan import (
     read_plan,
 )
 from agent_r1.config.run import Config, ConfigError
-from agent_r1.evaluation.answers import Facts, components_of, key_of, write_json
+from agent_r1.evaluation.answer_file import Facts, components_of, key_of, write_json
 from agent_r1.evaluation.experiments.cell import TableCell
 from agent_r1.evaluation.experiments.config import BASELINE_TITLES, EXACT_MATCH, Baseline
 from agent_r1.evaluation.experiments.estimates import Row

@@ -26,7 +26,7 @@ from agent_r1.cli.evaluation.settings import (
     trained_settings,
 )
 from agent_r1.config import checks as config_checks
-from agent_r1.config.look import Look
+from agent_r1.config.findings import Check
 from agent_r1.config.run import OUTPUT_KEYS, Config, load_config
 from agent_r1.config.sources import (
     ConfigError,
@@ -35,7 +35,7 @@ from agent_r1.config.sources import (
     located,
     option_settings,
 )
-from agent_r1.evaluation.answers import differences
+from agent_r1.evaluation.answer_file import differences
 from agent_r1.evaluation.experiments.cell import SEED_KEY, TableCell, check_settings
 from agent_r1.evaluation.experiments.config import (
     BASELINE_TITLES,
@@ -195,7 +195,7 @@ def check_runs(plan: TablePlan, runs: Sequence[PlannedRun]) -> None:
     findings = config_checks.look(plan.base, "train", resume=True)  # it continues in its folder
     # What training names is all that evaluating loads.
     asked = config_checks.problems(plan.base, "evaluate")
-    findings.looks.append(Look("evaluation", "", asked, here=False))
+    findings.checks.append(Check("evaluation", "", asked, here=False))
     config_checks.refuse(findings)
     firsts: dict[tuple[str, str], PlannedRun] = {}
     for run in runs:

@@ -23,7 +23,7 @@ from agent_r1.config.machine import remote_spec
 from agent_r1.config.packages import installed_version
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError
-from agent_r1.learner.checkpoints.checkpoint import (
+from agent_r1.learner.checkpoints.run_checkpoint import (
     ENGINE_DIR,
     MODEL_DIR,
     check_checkpoint,

@@ -26,7 +26,7 @@ from agent_r1.evaluation.transcript import (
     heading,
     print_transcript,
 )
-from agent_r1.learner.checkpoints.checkpoint import STEP_NAME
+from agent_r1.learner.checkpoints.run_checkpoint import STEP_NAME
 from agent_r1.runtime.files.json_lines import split_lines
 from agent_r1.runtime.files.run_folder import TRAJECTORIES_DIR
 from agent_r1.runtime.unicode import escaped_line

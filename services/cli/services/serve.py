@@ -25,7 +25,7 @@ from agent_r1.config.machine import check_port
 from agent_r1.config.models import fetch_models, with_models
 from agent_r1.config.run import Config, ConfigError, dump_config, load_config
 from agent_r1.config.sources import ENV_PREFIX, at_hand
-from agent_r1.learner.engine.ranks.place import read_place
+from agent_r1.learner.engine.ranks.rank_env import read_place
 from agent_r1.runtime.config import ListenConfig, RunConfig
 from agent_r1.runtime.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_LOSSES
 from agent_r1.runtime.files.run_folder import (

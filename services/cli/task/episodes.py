@@ -30,7 +30,7 @@ from agent_r1.rollout.main import (
 from agent_r1.rollout.tool_calls.client import ToolClient
 from agent_r1.rollout.vllm.settings import read_end_tokens
 from agent_r1.runtime.config import StrictConfig
-from agent_r1.runtime.files.foreign import read_text
+from agent_r1.runtime.files.file_formats import read_text
 from agent_r1.runtime.files.hub import model_folder
 from agent_r1.runtime.imports import quick_imports
 from agent_r1.text.chat_format import ChatFormat

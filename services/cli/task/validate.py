@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from agent_r1.cli.task.episodes import Episode, EpisodeRunner, open_runner, read_episode, scripted
 from agent_r1.config import checks as config_checks
-from agent_r1.config.look import Look
+from agent_r1.config.findings import Check
 from agent_r1.config.packages import TOOLS, missing_packages_problem
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError, at_hand
@@ -63,13 +63,13 @@ def validate(config: Config) -> int:
         raise ConfigError(missing)
     problems = 0
 
-    def show(look: Look) -> None:
+    def show(look: Check) -> None:
         nonlocal problems
         problems += len(look.problems)
         for line in look.lines():
             print(line, flush=True)
 
-    for look in config_checks.look(config, "train", machine=False).looks:
+    for look in config_checks.look(config, "train", machine=False).checks:
         show(look)
     if not problems:
         tasks = read_lines(config)
@@ -83,7 +83,7 @@ def validate(config: Config) -> int:
         try:
             local_client.run_client(config, check, print, only_tools=True)
         except ValueError as exc:
-            show(Look("tools", "", [str(exc)]))
+            show(Check("tools", "", [str(exc)]))
     print(f"{problems} problem{'' if problems == 1 else 's'}" if problems else "no problems")
     return EXIT_FAILED if problems else 0
 
@@ -107,13 +107,13 @@ def read_lines(config: Config) -> list[Line]:
     ]
 
 
-def data_looks(config: Config, tasks: Sequence[Line]) -> Iterator[Look]:
+def data_looks(config: Config, tasks: Sequence[Line]) -> Iterator[Check]:
     """Yield what is found by reading: repeated questions, and what environment and reward need."""
     trained = sum(line.trains for line in tasks)
     found = f"{trained} to train on, {len(tasks) - trained} to evaluate with"
     notes = list(number_notes(config.reward, tasks))
-    yield Look("tasks", found, _limited(repeated(tasks)), notes)
-    yield Look("environment", config.env.type, _limited(_env_problems(config, tasks)))
+    yield Check("tasks", found, _limited(repeated(tasks)), notes)
+    yield Check("environment", config.env.type, _limited(_env_problems(config, tasks)))
 
 
 def repeated(tasks: Iterable[Line]) -> Iterator[str]:
@@ -199,12 +199,12 @@ def _limited(problems: Iterable[str]) -> list[str]:
 # --- With the tools ------------------------------------------------------------------------------
 
 
-async def served_looks(served: Config, tasks: Sequence[Line]) -> AsyncIterator[Look]:
+async def served_looks(served: Config, tasks: Sequence[Line]) -> AsyncIterator[Check]:
     """Yield what is found with the tools running: their schemas, prompts, rewards, the episodes."""
     async with open_runner(served) as runner:
         for name, spec in runner.specs.items():
             parameters = ", ".join(spec.parameters.get("properties", {}))
-            yield Look(f"tools.{name}", f"version {spec.version}: {name}({parameters})")
+            yield Check(f"tools.{name}", f"version {spec.version}: {name}({parameters})")
         yield _prompt_look(served, runner, tasks)
         # Not of language models, which would be asked about every line.
         scorer = Scorer(
@@ -213,12 +213,12 @@ async def served_looks(served: Config, tasks: Sequence[Line]) -> AsyncIterator[L
         )
         empty = ScoreTurn(text=EMPTY_ANSWER, token_ids=runner.chat.encode(EMPTY_ANSWER))
         problems = [problem async for problem in _reward_problems(scorer, tasks, empty)]
-        yield Look("reward", ", ".join(served.reward.components), _limited(problems))
+        yield Check("reward", ", ".join(served.reward.components), _limited(problems))
         async for look in episode_looks(served, runner, tasks):
             yield look
 
 
-def _prompt_look(config: Config, runner: EpisodeRunner, tasks: Sequence[Line]) -> Look:
+def _prompt_look(config: Config, runner: EpisodeRunner, tasks: Sequence[Line]) -> Check:
     """Compare the prompts, as the model gets them, with the context."""
     limit, turn = config.model.max_context, config.env.max_tokens_per_turn
     problems: list[str] = []
@@ -238,7 +238,7 @@ def _prompt_look(config: Config, runner: EpisodeRunner, tasks: Sequence[Line]) -
                 "shorten it or raise model.max_context"
             )
     if not lengths:
-        return Look("prompts", "", _limited(problems))
+        return Check("prompts", "", _limited(problems))
     found = (
         f"{min(lengths)} to {max(lengths)} tokens (median {statistics.median(lengths):.0f}) of "
         f"{limit}"
@@ -249,12 +249,12 @@ def _prompt_look(config: Config, runner: EpisodeRunner, tasks: Sequence[Line]) -
             f"{crowded} prompts leave less than env.max_tokens_per_turn ({turn}) for the first "
             "turn; raise model.max_context"
         )
-    return Look("prompts", found, _limited(problems), notes)
+    return Check("prompts", found, _limited(problems), notes)
 
 
 async def episode_looks(
     config: Config, runner: EpisodeRunner, tasks: Sequence[Line]
-) -> AsyncIterator[Look]:
+) -> AsyncIterator[Check]:
     """Play the two episodes that the configuration names, and compare what they are worth."""
     files = {"passing": config.episodes.passing, "failing": config.episodes.failing}
     missing = [name for name, file in files.items() if file is None]
@@ -267,7 +267,7 @@ async def episode_looks(
         try:
             look, reward = await _play(name, read_episode(file), runner, by_id, called)
         except (ConfigError, ComponentError) as exc:
-            look, reward = Look(f"{name} episode", str(at_hand(file)), [str(exc)]), None
+            look, reward = Check(f"{name} episode", str(at_hand(file)), [str(exc)]), None
         yield look
         if reward is not None:
             worth[name] = reward
@@ -276,23 +276,23 @@ async def episode_looks(
             f"there is no {' and no '.join(missing)} episode, so nothing shows that the reward "
             "tells good from bad; name one in [episodes]"
         )
-        yield Look("episodes", "", notes=[text])
+        yield Check("episodes", "", notes=[text])
     elif len(worth) == 2:
         yield _compared(worth["passing"], worth["failing"])
     silent = sorted(runner.specs.keys() - called)
     if silent:
         text = f"no episode calls {', '.join(silent)}, so nothing shows that it answers; add a call"
-        yield Look("tools", "", notes=[text])
+        yield Check("tools", "", notes=[text])
 
 
-def _compared(passing: float, failing: float) -> Look:
+def _compared(passing: float, failing: float) -> Check:
     if passing > failing:
-        return Look("rewards", f"passing {passing:g} > failing {failing:g}")
+        return Check("rewards", f"passing {passing:g} > failing {failing:g}")
     problem = (
         f"the passing episode earns {passing:g} and the failing one {failing:g}, so the reward "
         "does not tell them apart; correct the reward, the environment or the episodes"
     )
-    return Look("rewards", "", [problem])
+    return Check("rewards", "", [problem])
 
 
 async def _play(
@@ -301,7 +301,7 @@ async def _play(
     runner: EpisodeRunner,
     tasks: Mapping[str, Task],
     called: set[str],
-) -> tuple[Look, float | None]:
+) -> tuple[Check, float | None]:
     """Play one episode; return what is said of it, and its reward. `called` gets its tools."""
     if episode.task not in tasks:
         raise ConfigError(
@@ -324,7 +324,7 @@ async def _play(
             f"has {unused} more; remove them or correct the ToolEnv"
         )
     reward = None if scored.reward is None else total_reward(scored)
-    return Look(f"{name} episode", _worth(scored), problems), reward
+    return Check(f"{name} episode", _worth(scored), problems), reward
 
 
 def _unanswered(trajectory: Trajectory) -> Iterator[str]:

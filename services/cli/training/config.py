@@ -17,8 +17,8 @@ from agent_r1.cli.declare import CONFIG_HELP, add_config, add_set, integer, numb
 from agent_r1.cli.training.estimate import estimate, look_at
 from agent_r1.config import checks as config_checks
 from agent_r1.config.boxes import Machine
+from agent_r1.config.findings import Check, Findings
 from agent_r1.config.gpu_looks import look_at_gpus
-from agent_r1.config.look import Findings, Look
 from agent_r1.config.machine import (
     SUPERVISED,
     Purpose,
@@ -83,13 +83,13 @@ def check(arguments: argparse.Namespace) -> int:
         options = {name: getattr(arguments, name) for name in ("gpus", "boxes", "memory_gb")}
         machine = look_at(config, arguments.gpu_gb, **options)
     findings = _find(config, purposes, here=here)
-    _print(findings.looks)
+    _print(findings.checks)
     if purposes[0] == "train":
         size = config.model.max_context, config.max_segments
         need = worst_case_redis_bytes(config.learner, config.evaluation, *size)
         print(f"Redis needs at most {need / MIB:.0f} MiB for messages in flight")
     if machine is not None and config_checks.check_model(config.model.path) is None:
-        findings.looks.append(_sum_up(config, machine))
+        findings.checks.append(_sum_up(config, machine))
     wrong = f"the configuration is wrong: {_counted(findings.problems)}"
     fine = f"ok (agent-r1 {purposes[0].replace('_', '-')})"
     print(f"{arguments.config}: {wrong if findings.problems else fine}")
@@ -103,7 +103,7 @@ def _check_machine(arguments: argparse.Namespace) -> int:
     if arguments.elsewhere or arguments.boxes > 1 or any(size is not None for size in another):
         raise ConfigError("another machine is judged for a configuration; name a CONFIG")
     findings = Findings([_look_at_software(), *_look_at_machine()])
-    _print(findings.looks)
+    _print(findings.checks)
     return _verdict(findings, "this machine")
 
 
@@ -116,41 +116,41 @@ def _find(config: Config, purposes: Sequence[Purpose], *, here: bool) -> Finding
     return findings
 
 
-def _look_at_software() -> Look:
+def _look_at_software() -> Check:
     versions = [(name, installed_version(name)) for name in PACKAGES]
     found = ", ".join(f"{name} {version}" for name, version in versions if version)
     missing = missing_packages_problem(WHOLE_RUN)
     problems = [] if missing is None else [missing]
-    return Look("software", f"Python {platform.python_version()}, {found}", problems)
+    return Check("software", f"Python {platform.python_version()}, {found}", problems)
 
 
-def _look_at_machine() -> Iterator[Look]:
+def _look_at_machine() -> Iterator[Check]:
     """Look at what runs need of this machine, whatever their configuration."""
-    yield Look("GPUs", describe_gpus())
+    yield Check("GPUs", describe_gpus())
     yield from look_at_gpus()
-    yield Look("disk", describe_disk(Path.cwd()))
+    yield Check("disk", describe_disk(Path.cwd()))
     yield look_at_own_redis()
     sandbox = look_at_sandbox()
     # Only runs that let the model write programs need one.
-    yield Look(sandbox.name, sandbox.found, notes=sandbox.problems)
+    yield Check(sandbox.name, sandbox.found, notes=sandbox.problems)
 
 
-def _sum_up(config: Config, machine: Machine) -> Look:
+def _sum_up(config: Config, machine: Machine) -> Check:
     """Print how much memory and disk a run takes; return what of it does not fit."""
     missing = missing_packages_problem(LEARNER)
     if missing is not None:
-        return Look("memory", "", [missing])
+        return Check("memory", "", [missing])
     try:
         lines, problems = estimate(config, machine)
     except ValueError as exc:
-        look = Look("memory", "", [str(exc)], here=not Path(config.model.path).is_dir())
+        look = Check("memory", "", [str(exc)], here=not Path(config.model.path).is_dir())
         _print([look])
         return look
     print("\n".join(lines))
-    return Look("memory", "", problems)
+    return Check("memory", "", problems)
 
 
-def _print(looks: Iterable[Look]) -> None:
+def _print(looks: Iterable[Check]) -> None:
     for look in looks:
         for line in look.lines():
             print(line)

@@ -35,8 +35,8 @@ from agent_r1.config.machine import usable_gpus
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError
 from agent_r1.runtime.config import LoraConfig
+from agent_r1.runtime.files.disk_space import free_bytes, readable_size
 from agent_r1.runtime.files.hub import model_folder
-from agent_r1.runtime.files.room import free_bytes, readable_size
 from agent_r1.runtime.gpus import read_gpus
 from agent_r1.runtime.memory import GIB, MIB, free_memory_bytes
 

@@ -10,7 +10,7 @@ from agent_r1.cli.declare import add_config
 from agent_r1.cli.services.serve import configure_logging, with_folders
 from agent_r1.config import checks as config_checks
 from agent_r1.config.run import ConfigError, load_config
-from agent_r1.learner.engine.ranks.place import read_place
+from agent_r1.learner.engine.ranks.rank_env import read_place
 from agent_r1.runtime.exit_status import EXIT_INTERRUPTED
 
 sft_arguments = train_reward_arguments = add_config

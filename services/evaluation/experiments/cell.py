@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import AfterValidator, AliasChoices, Field, JsonValue, ValidationError
 
-from agent_r1.evaluation.answers import Answer, Facts
+from agent_r1.evaluation.answer_file import Answer, Facts
 from agent_r1.evaluation.experiments.config import EXACT_MATCH
 from agent_r1.evaluation.experiments.data_sets import Family
 from agent_r1.evaluation.statistics import bootstrap_mean

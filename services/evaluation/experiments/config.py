@@ -14,7 +14,7 @@ from pydantic import Field, JsonValue, model_validator
 
 from agent_r1.evaluation.statistics import MAX_FLIPPED
 from agent_r1.runtime.config import StrictConfig
-from agent_r1.runtime.files.data_source import DataSource
+from agent_r1.runtime.files.task_source import DataSource
 from agent_r1_proto.tasks import TURN_BY_TURN, Decoding, DecodingMethod, PositiveTemperature
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,40}$")]

@@ -13,9 +13,9 @@ from agent_r1.evaluation.experiments import questions
 from agent_r1.evaluation.experiments.config import SetName
 from agent_r1.evaluation.experiments.questions import Question
 from agent_r1.runtime.files.columns import as_json
-from agent_r1.runtime.files.data_source import DataSource
+from agent_r1.runtime.files.published_data import SourceError, read_records
 from agent_r1.runtime.files.rows import TaskFileError, rows_of
-from agent_r1.runtime.files.source import SourceError, read_records
+from agent_r1.runtime.files.task_source import DataSource
 from agent_r1.runtime.imports import MissingPackageError
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import AliasChoices, BaseModel, Field, JsonValue
 
-from agent_r1.runtime.files.source import SourceError, parse_record
+from agent_r1.runtime.files.published_data import SourceError, parse_record
 
 _FINAL = re.compile(r"####\s*(-?\$?[\d,]+(?:\.\d+)?)\s*$")
 MBPP_TEST_IDS = range(11, 511)

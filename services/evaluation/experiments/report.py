@@ -13,7 +13,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from agent_r1.evaluation.answers import write_json
+from agent_r1.evaluation.answer_file import write_json
 from agent_r1.evaluation.experiments.drawing import Picture, draw
 from agent_r1.evaluation.experiments.findings import share
 from agent_r1.runtime.files.writing import write_atomically

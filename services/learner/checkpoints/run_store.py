@@ -1,6 +1,6 @@
 """The run store: a run's checkpoints and ledger in an object store, to resume from anywhere.
 
-checkpoint.py --complete checkpoints-->, ledger.py --numbers--> `{checkpoint_url}/{run.id}/`:
+run_checkpoint.py --complete checkpoints-->, ledger.py --numbers--> `{checkpoint_url}/{run.id}/`:
 
     000002/claim.json       created by start 2 of the learner, and by it alone
     000002/config.json      the configuration of that start, without secrets
@@ -29,10 +29,10 @@ from uuid import uuid4
 
 from pydantic import ValidationError
 
-from agent_r1.learner.checkpoints.checkpoint import SCORES_FILE, checkpoint_name, complete_steps
 from agent_r1.learner.checkpoints.ledger import LedgerNumbers
 from agent_r1.learner.checkpoints.object_store import ObjectStore
 from agent_r1.learner.checkpoints.ownership import TakenOverError
+from agent_r1.learner.checkpoints.run_checkpoint import SCORES_FILE, checkpoint_name, complete_steps
 from agent_r1.learner.config import LearnerConfig
 from agent_r1.runtime.config import RunConfig
 from agent_r1.runtime.files.run_folder import CONFIG_FILE, STATE_FILE

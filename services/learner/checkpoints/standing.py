@@ -10,14 +10,14 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent_r1.learner.checkpoints.checkpoint import (
+from agent_r1.learner.checkpoints.ledger import Ledger, LedgerNumbers
+from agent_r1.learner.checkpoints.run_checkpoint import (
     STEP_NAME,
     checkpoint_name,
     complete_steps,
     newest_state,
     read_scores,
 )
-from agent_r1.learner.checkpoints.ledger import Ledger, LedgerNumbers
 from agent_r1.learner.outcome import read_summary
 from agent_r1.runtime.files.run_folder import (
     CHECKPOINTS_DIR,

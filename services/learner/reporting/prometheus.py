@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from agent_r1.learner.assembly import TrainingRun
 from agent_r1.learner.groups import AcceptResult
-from agent_r1.runtime.files.room import nearest_existing
+from agent_r1.runtime.files.disk_space import nearest_existing
 from agent_r1.runtime.metrics import Metric, MetricsPage, Value, scrape_target
 from agent_r1_proto.registry import ToolRegistry
 

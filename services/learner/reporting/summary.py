@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, PrivateAttr
 
-from agent_r1.learner.checkpoints.checkpoint import LearnerState
+from agent_r1.learner.checkpoints.run_checkpoint import LearnerState
 from agent_r1.runtime.evaluation_client import SetScores, mean_over_sets, means_over_sets
 
 STEP_PARTS = ("step_s", "rollout_s", "reward_s", "learn_s", "push_s")

@@ -1,7 +1,7 @@
 """Stored trajectories as a reward model learns them: a dialogue so far, and the verdict on it.
 
 `trajectories/*.jsonl` of runs (reporting/trajectory_log.py), or answers whose turns were continued
-(evaluation/answers.py) --> train_and_test --JudgedEpisode--> training_data --TrainSample-->
+(evaluation/answer_file.py) --> train_and_test --JudgedEpisode--> training_data --TrainSample-->
 sft/supervised.py
 """
 

@@ -1,7 +1,7 @@
 """`agent-r1 train-reward CONFIG`: stored trajectories in, a reward model out.
 
 data.py --samples--> sft/supervised.py --> `train_reward.output`, a Hugging Face model directory,
-and in its work folder `summary.json` with the report on tasks that were not trained on (report.py).
+and in its work folder `summary.json` with the report on held-out tasks (held_out_report.py).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 from agent_r1.learner.config import TrainRewardConfig
 from agent_r1.learner.engine.interface import PolicyEngine
-from agent_r1.learner.engine.ranks.place import RankPlace
+from agent_r1.learner.engine.ranks.rank_env import RankPlace
 from agent_r1.learner.reward_model.data import VerdictEncoder, train_and_test, training_data
-from agent_r1.learner.reward_model.report import report
+from agent_r1.learner.reward_model.held_out_report import report
 from agent_r1.learner.sft import supervised
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
 from agent_r1.runtime.config import ModelConfig, RunConfig

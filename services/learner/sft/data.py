@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 from agent_r1.learner.config import SftConfig, SupervisedConfig
 from agent_r1.learner.engine.interface import TrainSample
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
-from agent_r1.runtime.files.foreign import BadLines, check_utf8, foreign_format, numbered_lines
+from agent_r1.runtime.files.file_formats import BadLines, check_utf8, foreign_format, numbered_lines
 from agent_r1_proto.foreign_messages import own_dialogue
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_proto.tasks import ChatMessage

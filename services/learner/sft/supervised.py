@@ -26,7 +26,7 @@ from pydantic import BaseModel, NonNegativeFloat, NonNegativeInt
 from agent_r1.learner.config import SupervisedConfig
 from agent_r1.learner.engine.interface import LossSpec, PolicyEngine
 from agent_r1.learner.engine.ranks.messages import EngineSetup, differences
-from agent_r1.learner.engine.ranks.place import RankPlace
+from agent_r1.learner.engine.ranks.rank_env import RankPlace
 from agent_r1.learner.sft.data import SftData, plan_batches
 from agent_r1.runtime.config import ModelConfig, RunConfig
 from agent_r1.runtime.exit_status import STOP_SIGNALS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from agent_r1.learner.config import SftConfig
-from agent_r1.learner.engine.ranks.place import RankPlace
+from agent_r1.learner.engine.ranks.rank_env import RankPlace
 from agent_r1.learner.sft import supervised
 from agent_r1.learner.sft.data import load_dialogues
 from agent_r1.learner.sft.loss_mask import DialogueEncoder

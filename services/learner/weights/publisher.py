@@ -40,7 +40,7 @@ from agent_r1.learner.weights.canary import (
     judge,
 )
 from agent_r1.learner.weights.servers import ServerClient, ServerError
-from agent_r1.runtime.files.room import readable_size, require_room
+from agent_r1.runtime.files.disk_space import readable_size, require_room
 from agent_r1.runtime.http.token import find_token
 from agent_r1.weights.file import FileTransport
 from agent_r1.weights.http import HttpTransport

@@ -25,7 +25,7 @@ from agent_r1.rollout.decoding.scorer import BranchScorer, as_interaction
 from agent_r1.rollout.turns import Turns
 from agent_r1.runtime.tilting import Proposal, tilted
 from agent_r1.runtime.together import run_together
-from agent_r1.text.answers import most_frequent
+from agent_r1.text.answer_patterns import most_frequent
 from agent_r1_proto.tasks import Decoding, Task
 from agent_r1_proto.trajectory import ANSWERED, DecodingCost, Probe, ProbedTurn, Status
 

@@ -126,7 +126,7 @@ class ToolHttp:
         kind = _kind_of(status)
         if OUTAGES[kind].resend and kind != "tool_full":
             endpoint.failed(time.monotonic(), unreachable=False)
-        raise RequestError(kind, f"{_said(content)} ({url} answered {status})")
+        raise RequestError(kind, f"{_error_text(content)} ({url} answered {status})")
 
     @contextlib.asynccontextmanager
     async def _slot(self, name: str) -> AsyncIterator[None]:
@@ -176,7 +176,7 @@ class ToolHttp:
                             return ToolSpec.model_validate_json(response.content)
                         if response.status_code == httpx.codes.UNAUTHORIZED:
                             raise ValueError(
-                                f"the tool {name!r} refuses this run: {_said(response.content)}"
+                                f"the tool {name!r} refuses this run: {_error_text(response.content)}"
                             )
                         problem = f"it answered {response.status_code}"
                     except (*CONNECTION_ERRORS, httpx.DecodingError) as exc:
@@ -193,7 +193,7 @@ class ToolHttp:
             delay_s = min(delay_s * 2, LONGEST_DELAY_S)
 
 
-def _said(content: bytes) -> str:
+def _error_text(content: bytes) -> str:
     """Return what a refusal says: `detail` of our own services, or the beginning of the body."""
     try:
         said = json.loads(content)["detail"]

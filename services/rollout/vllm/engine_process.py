@@ -176,7 +176,7 @@ def _cpu_args(settings: VllmSettings, facts: ModelFacts) -> dict[str, Any]:
         # vLLM's own 128 tokens are more than a short turn has.
         "block_size": 32,
         "worker_cls": f"{__package__}.cpu.worker.FastCPUWorker",
-        "scheduler_cls": f"{__package__}.cpu.whole_answers.WholeAnswerScheduler",
+        "scheduler_cls": f"{__package__}.cpu.answer_scheduler.WholeAnswerScheduler",
         "ir_op_priority": {"rms_norm": [NORMS], "fused_add_rms_norm": [NORMS]},
     }
     if settings.tensor_parallel_size == 1:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.rollout.policy import EngineWork, LoadTiming, Policy, PolicySetupError
-from agent_r1.rollout.vllm.answers import (
+from agent_r1.rollout.vllm.engine_answers import (
     check_prompt,
     to_generation,
     to_prompt_logprobs,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
-from agent_r1.runtime.files.room import readable_size, require_room
+from agent_r1.runtime.files.disk_space import readable_size, require_room
 
 MODEL_FILES: list[str] = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
 SMALL_FILES: list[str] = ["*.json", "*.txt", "*.jinja"]
@@ -95,13 +95,13 @@ def _fetch(
         except ValueError as exc:
             raise HubError(str(exc)) from exc
     blobs = cache / f"models--{name.replace('/', '--')}" / "blobs"
-    with _told(name, blobs, size, report):
+    with _reported(name, blobs, size, report):
         # The commit that was planned, though the branch may move meanwhile.
         return Path(fetch(revision=plan[0].commit_hash))
 
 
 @contextlib.contextmanager
-def _told(name: str, blobs: Path, size: int, report: Callable[[str], None]) -> Generator[None]:
+def _reported(name: str, blobs: Path, size: int, report: Callable[[str], None]) -> Generator[None]:
     """Report how much of a download has arrived while the block lasts."""
     if not size:
         yield

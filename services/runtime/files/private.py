@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from agent_r1.runtime.files.foreign import read_text
+from agent_r1.runtime.files.file_formats import read_text
 from agent_r1.runtime.files.writing import write_atomically
 
 logger = logging.getLogger(__name__)

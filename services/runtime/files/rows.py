@@ -14,8 +14,8 @@ from typing import Any, cast
 import numpy as np
 
 from agent_r1.runtime.files.columns import Struct
-from agent_r1.runtime.files.data_source import DataSource
-from agent_r1.runtime.files.foreign import foreign_format, numbered_lines
+from agent_r1.runtime.files.file_formats import foreign_format, numbered_lines
+from agent_r1.runtime.files.task_source import DataSource
 from agent_r1.runtime.imports import import_extra
 
 EXTRA = "data"

@@ -15,9 +15,9 @@ from typing import Any
 from pydantic_core import from_json
 
 from agent_r1.runtime.files.columns import column_json, default_columns, task_fields
-from agent_r1.runtime.files.data_source import DataSource
-from agent_r1.runtime.files.foreign import BadLines, LineError, check_utf8
+from agent_r1.runtime.files.file_formats import BadLines, LineError, check_utf8
 from agent_r1.runtime.files.rows import TaskFileError, lines_of, rows_of
+from agent_r1.runtime.files.task_source import DataSource
 from agent_r1.runtime.files.writing import hash_file
 from agent_r1_proto.parts import ImageRefusedError, text_of
 from agent_r1_proto.tasks import Task

@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from agent_r1.runtime.files.room import free_bytes, free_text, out_of_inodes
+from agent_r1.runtime.files.disk_space import free_bytes, free_text, out_of_inodes
 from agent_r1.runtime.memory import MIB
 
 CHECKSUM_FILE = "checksums.json"

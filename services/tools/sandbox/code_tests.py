@@ -19,9 +19,9 @@ from typing import Annotated, Any
 from pydantic import Field, JsonValue
 
 from agent_r1.sandbox.checks import Check, read_checks
+from agent_r1.sandbox.outcome_text import describe_failure, shorten
 from agent_r1.sandbox.pool import SandboxBusyError, SandboxPool
-from agent_r1.sandbox.report import describe_failure, shorten
-from agent_r1.sandbox.run import REPORT, Run, RunResult
+from agent_r1.sandbox.program_run import REPORT, Run, RunResult
 from agent_r1.sandbox.settings import SandboxSettings
 from agent_r1.sandbox.worker import SandboxEndedError, SandboxStartError, Worker
 from agent_r1.tools.base import (

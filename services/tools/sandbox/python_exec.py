@@ -11,9 +11,9 @@ from typing import Annotated
 
 from pydantic import Field
 
+from agent_r1.sandbox.outcome_text import describe_failure, shorten
 from agent_r1.sandbox.pool import SandboxBusyError
-from agent_r1.sandbox.report import describe_failure, shorten
-from agent_r1.sandbox.run import RunResult
+from agent_r1.sandbox.program_run import RunResult
 from agent_r1.sandbox.settings import SandboxSettings
 from agent_r1.sandbox.worker import SandboxEndedError, SandboxStartError
 from agent_r1.tools.base import Arguments, CallContext, ToolBusyError, ToolUnavailableError

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from agent_r1.runtime.files.foreign import BadLines, check_utf8, first_problem, numbered_lines
+from agent_r1.runtime.files.file_formats import BadLines, check_utf8, first_problem, numbered_lines
 from agent_r1_proto.messages import StrictMessage
 
 ENGLISH_STOP_WORDS = (

@@ -20,7 +20,7 @@ from agent_r1.config.run import Config, load_config, write_config
 from agent_r1.config.sources import ConfigError
 from agent_r1.learner.checkpoints.ledger import LedgerNumbers
 from agent_r1.learner.checkpoints.run_store import open_run_store
-from agent_r1.learner.engine.ranks.place import RankPlace
+from agent_r1.learner.engine.ranks.rank_env import RankPlace
 from agent_r1.runtime.config import LoraConfig
 from agent_r1.weights.adapters import ADAPTER_FILE, write_adapter_config
 from tests.support.config_scene import write_scene

@@ -11,7 +11,7 @@ import pytest
 
 from agent_r1.config import checks as config_checks
 from agent_r1.config import code as config_code
-from agent_r1.config.look import Findings
+from agent_r1.config.findings import Findings
 from agent_r1.config.run import load_config
 from agent_r1_proto.tasks import Task
 from tests.support.config_scene import RUN_TOML, write_scene

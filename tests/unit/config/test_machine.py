@@ -15,10 +15,10 @@ import pytest
 from agent_r1.config import gpu_looks
 from agent_r1.config import machine as config_machine
 from agent_r1.config import packages as config_packages
-from agent_r1.config.look import Look
+from agent_r1.config.findings import Check
 from agent_r1.config.run import Config, ConfigError, load_config
-from agent_r1.learner.checkpoints.checkpoint import Checkpoints, LearnerState
 from agent_r1.learner.checkpoints.ledger import LedgerNumbers
+from agent_r1.learner.checkpoints.run_checkpoint import Checkpoints, LearnerState
 from agent_r1.learner.checkpoints.run_store import open_run_store
 from agent_r1.runtime.config import ListenConfig
 from agent_r1.runtime.gpus import Device
@@ -172,7 +172,7 @@ def test_flash_attention_needs_a_package_that_no_lock_has(
 def test_what_the_gpus_lack_is_a_problem_of_the_machine(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    look = Look("driver", "", ["535.1 is older than 580; install it"])
+    look = Check("driver", "", ["535.1 is older than 580; install it"])
     monkeypatch.setattr(config_machine, "look_at_gpus", lambda: iter([look]))
     assert problems(folder) == "535.1 is older than 580; install it"
     config = load(folder, 'sft.data=["dialogues.jsonl"]', "sft.output=out", "sft.engine.device=cpu")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from agent_r1.evaluation.answers import Answer
+from agent_r1.evaluation.answer_file import Answer
 from agent_r1_proto.tasks import ChatMessage
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent_r1.evaluation.answers import CallLine, TurnLine
+from agent_r1.evaluation.answer_file import CallLine, TurnLine
 from agent_r1.evaluation.choosing import calls_of, choose, enough, tokens_of
 from tests.unit.evaluation.lines import answer
 

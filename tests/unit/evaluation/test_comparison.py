@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent_r1.cli import main as cli
-from agent_r1.evaluation.answers import Answer, CallLine, TurnLine, meta_file
+from agent_r1.evaluation.answer_file import Answer, CallLine, TurnLine, meta_file
 from agent_r1.evaluation.comparison import compare_files, comparison_lines, flip_lines
 from agent_r1.evaluation.statistics import Estimate
 from tests.unit.evaluation.lines import answer, write

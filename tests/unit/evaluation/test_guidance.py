@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from agent_r1.evaluation.answers import Candidate, Place
+from agent_r1.evaluation.answer_file import Candidate, Place
 from agent_r1.evaluation.guidance import Guidance, guidance
 from agent_r1_proto.rewards import ScoreTurn
 

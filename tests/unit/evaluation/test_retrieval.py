@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from agent_r1.evaluation import retrieval
-from agent_r1.evaluation.answers import Retrieved
+from agent_r1.evaluation.answer_file import Retrieved
 from agent_r1.evaluation.retrieval import (
     RetrievalError,
     check_offered,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent_r1.evaluation.answers import Answer, CallLine, TurnLine
+from agent_r1.evaluation.answer_file import Answer, CallLine, TurnLine
 from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1.evaluation.statistics import Estimate, bootstrap_mean
 from agent_r1.evaluation.summary import summarise_answers, summary_lines, summary_record

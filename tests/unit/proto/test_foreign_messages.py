@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from agent_r1.runtime.files.foreign import first_problem
+from agent_r1.runtime.files.file_formats import first_problem
 from agent_r1_proto.messages import decode_entry, encode_entry
 from agent_r1_proto.tasks import ChatMessage, MessageCall, RolloutTask, Task
 from tests.support.builders import rollout_task

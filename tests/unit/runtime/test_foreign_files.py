@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.runtime.files.foreign import foreign_format
+from agent_r1.runtime.files.file_formats import foreign_format
 from agent_r1.runtime.files.tasks import TaskFileError, read_task_file
 
 LINE = b'{"id": "a", "prompt": "Where?"}\n'

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from agent_r1.runtime.files.data_source import DataSource
+from agent_r1.runtime.files.task_source import DataSource
 from agent_r1.runtime.files.tasks import TaskFileError, read_task_file, source_digest
 from agent_r1.runtime.imports import MissingPackageError
 from agent_r1_proto.tasks import Task

@@ -12,9 +12,9 @@ import pytest
 
 from agent_r1.cli.task.episodes import read_episode
 from agent_r1.config.files import ConfigError, read_file
-from agent_r1.runtime.files.data_source import DataSource
-from agent_r1.runtime.files.foreign import read_text
-from agent_r1.runtime.files.source import read_records
+from agent_r1.runtime.files.file_formats import read_text
+from agent_r1.runtime.files.published_data import read_records
+from agent_r1.runtime.files.task_source import DataSource
 from agent_r1.runtime.files.tasks import TaskFileError, read_task_file
 from agent_r1.tools.search.corpus import read_passages
 

@@ -4,7 +4,7 @@ policy_engine.py --command, one argument a rank--> RankGroup --wire.py--> worker
 each other rank's process
 
 Rank 0 is the learner's own process and carries its part out itself. The other ranks were started by
-whoever set the environment (place.py); on one machine without a launcher, by rank 0.
+whoever set the environment (rank_env.py); on one machine without a launcher, by rank 0.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from agent_r1.learner.engine.interface import EngineError
 from agent_r1.learner.engine.ranks.heartbeat import BEAT_S, END, LOST, STOP, Lifeline
 from agent_r1.learner.engine.ranks.join import Groups, check_machine, choose_device, join
 from agent_r1.learner.engine.ranks.messages import EngineSetup
-from agent_r1.learner.engine.ranks.place import RankPlace
+from agent_r1.learner.engine.ranks.rank_env import RankPlace
 from agent_r1.learner.engine.ranks.rendezvous import connect, listen, meet_others
 from agent_r1.learner.engine.ranks.wire import BUILD, GATHERED, receive, send
 from agent_r1.runtime.exit_status import ERROR_PREFIX, EXIT_FAILED

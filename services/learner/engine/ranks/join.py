@@ -21,9 +21,9 @@ import torch.distributed as dist
 from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.interface import EngineError
 from agent_r1.learner.engine.ranks.heartbeat import LOST_AFTER_S
-from agent_r1.learner.engine.ranks.place import RankPlace
+from agent_r1.learner.engine.ranks.rank_env import RankPlace
 from agent_r1.runtime.exit_status import ERROR_PREFIX, EXIT_FAILED
-from agent_r1.runtime.files.room import require_shared_memory
+from agent_r1.runtime.files.disk_space import require_shared_memory
 
 IDLE_TIMEOUT = timedelta(days=30)
 """Longest between two commands: rollouts may take any time; heartbeat.py notices a lost peer."""

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from agent_r1.learner.engine.interface import EngineError
 from agent_r1.learner.engine.ranks.join import address_of
 from agent_r1.learner.engine.ranks.messages import EngineSetup, differences
-from agent_r1.learner.engine.ranks.place import RankPlace
+from agent_r1.learner.engine.ranks.rank_env import RankPlace
 
 POLL_S = 0.1
 HEARD_S = 10.0

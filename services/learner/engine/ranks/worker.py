@@ -21,7 +21,7 @@ from agent_r1.learner.engine.ranks.group import build_engine
 from agent_r1.learner.engine.ranks.heartbeat import END, LOST, STOP, Lifeline
 from agent_r1.learner.engine.ranks.join import check_machine, join
 from agent_r1.learner.engine.ranks.messages import EngineSetup
-from agent_r1.learner.engine.ranks.place import RankPlace
+from agent_r1.learner.engine.ranks.rank_env import RankPlace
 from agent_r1.learner.engine.ranks.rendezvous import connect, meet_rank_0, refuse
 from agent_r1.learner.engine.ranks.wire import BUILD, GATHERED, RESULTS, receive, send
 from agent_r1.runtime.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED, STOP_SIGNALS

@@ -1,7 +1,7 @@
 """Samples one token for each row of a CPU engine's batch, with the seeds of the requests.
 
 worker.py puts it in the place of vLLM's sampler, which draws a number for every entry of the
-vocabulary and walks over the rows in Python. Here, a row needs one number (draws.py).
+vocabulary and walks over the rows in Python. Here, a row needs one number (token_sampling.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.sampler import Sampler
 
-from agent_r1.rollout.vllm.cpu.draws import pick, uniforms
+from agent_r1.rollout.vllm.cpu.token_sampling import pick, uniforms
 
 if TYPE_CHECKING:
     from vllm.v1.sample.metadata import SamplingMetadata

@@ -18,7 +18,7 @@ import agent_r1
 from agent_r1.cli import main as cli
 from agent_r1.cli.evaluation.asking import Meter
 from agent_r1.cli.evaluation.settings import evaluation_facts
-from agent_r1.config.look import Findings
+from agent_r1.config.findings import Findings
 from agent_r1.config.run import Config, load_config
 from agent_r1.evaluation.main import EvaluationRun, Progress
 from agent_r1.launch import local_client

@@ -15,7 +15,7 @@ import pytest
 from agent_r1.cli import main as cli
 from agent_r1.cli.evaluation.decoding import DECODING_FILE, read_setting
 from agent_r1.config.run import Config
-from agent_r1.evaluation.answers import Candidate, Place
+from agent_r1.evaluation.answer_file import Candidate, Place
 from agent_r1.evaluation.main import EvaluationRun
 from agent_r1.launch import local_client
 from agent_r1_proto.rewards import ScoreTurn

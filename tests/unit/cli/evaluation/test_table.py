@@ -16,7 +16,7 @@ from agent_r1.cli.evaluation.settings import component_differences, evaluation_f
 from agent_r1.cli.evaluation.table import results_of
 from agent_r1.cli.evaluation.table_plan import PlannedRun, read_plan
 from agent_r1.config.run import write_config
-from agent_r1.evaluation.answers import make_answer
+from agent_r1.evaluation.answer_file import make_answer
 from agent_r1.evaluation.main import EvaluationRun
 from agent_r1.launch import local_table
 from agent_r1.launch.local_table import TableRun

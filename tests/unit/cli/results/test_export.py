@@ -33,7 +33,7 @@ def make_checkpoint(run: Path, step: int) -> Path:
 
 def write_state(folder: Path, step: int) -> None:
     # As the learner does: its digest is part of it.
-    from agent_r1.learner.checkpoints.checkpoint import LearnerState, sealed_state
+    from agent_r1.learner.checkpoints.run_checkpoint import LearnerState, sealed_state
 
     (folder / "learner.json").write_text(sealed_state(LearnerState(step=step)))
 

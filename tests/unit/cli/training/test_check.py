@@ -8,7 +8,7 @@ import pytest
 
 from agent_r1.cli.main import main
 from agent_r1.cli.parser import RENAMED, build_parser
-from agent_r1.config.look import Look
+from agent_r1.config.findings import Check
 from tests.support.config_scene import load_nothing, write_scene
 from tests.support.parsers import parsers
 
@@ -28,7 +28,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_problem_is_followed_by_its_remedy() -> None:
-    look = Look("disk", "1 GB free", ["run.dir (/x) has 1 GB; free space, or lower keep_last"])
+    look = Check("disk", "1 GB free", ["run.dir (/x) has 1 GB; free space, or lower keep_last"])
     assert list(look.lines()) == [
         "problem  disk               1 GB free",
         "         run.dir (/x) has 1 GB",
@@ -37,7 +37,7 @@ def test_a_problem_is_followed_by_its_remedy() -> None:
 
 
 def test_a_note_is_no_problem() -> None:
-    (first, *_) = Look("clock", "6 s", notes=["they differ; synchronize them"]).lines()
+    (first, *_) = Check("clock", "6 s", notes=["they differ; synchronize them"]).lines()
     assert first.startswith("note")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.cli.training.run import load_resumed
+from agent_r1.cli.training.train import load_resumed
 from agent_r1.config.run import ConfigError, load_config, write_config
 from tests.support.config_scene import write_scene
 

@@ -21,8 +21,8 @@ from agent_r1.evaluation.experiments.data_sets import (
     read_questions,
 )
 from agent_r1.evaluation.experiments.questions import Question
-from agent_r1.runtime.files.data_source import DataSource
-from agent_r1.runtime.files.source import SourceError
+from agent_r1.runtime.files.published_data import SourceError
+from agent_r1.runtime.files.task_source import DataSource
 from agent_r1_proto.tools import ToolSpec
 
 # One record of each format as it is published, with contents of our own.

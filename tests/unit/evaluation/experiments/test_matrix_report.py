@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agent_r1.evaluation.answers import CallLine, TurnLine, differences
+from agent_r1.evaluation.answer_file import CallLine, TurnLine, differences
 from agent_r1.evaluation.experiments.cell import MatrixCell, check_settings, measure
 from agent_r1.evaluation.experiments.config import MatrixFile
 from agent_r1.evaluation.experiments.data_sets import CODE, MATHS, MULTIHOP

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.learner.checkpoints.checkpoint import Checkpoints, LearnerState
 from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.checkpoints.object_store import ObjectStore, StoreError
 from agent_r1.learner.checkpoints.ownership import TakenOverError
+from agent_r1.learner.checkpoints.run_checkpoint import Checkpoints, LearnerState
 from agent_r1.learner.checkpoints.run_store import RunStore
 from agent_r1.learner.config import LearnerConfig
 from tests.support.learner_fakes import FakeEngine

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from agent_r1.launch.local_result import summary_of
-from agent_r1.learner.checkpoints.checkpoint import LearnerState, sealed_state
 from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.checkpoints.ownership import FolderLock, writer_of
+from agent_r1.learner.checkpoints.run_checkpoint import LearnerState, sealed_state
 from agent_r1.learner.checkpoints.standing import (
     last_step,
     ledger_problem,

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from agent_r1.sandbox.report import describe_failure, shorten
-from agent_r1.sandbox.run import RunResult
+from agent_r1.sandbox.outcome_text import describe_failure, shorten
+from agent_r1.sandbox.program_run import RunResult
 from agent_r1.sandbox.seccomp import compile_filter
 from agent_r1.sandbox.settings import SandboxSettings
 from agent_r1.tools.app import ToolService, create_app

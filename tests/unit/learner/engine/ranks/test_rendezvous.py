@@ -12,7 +12,7 @@ import torch.distributed as dist
 from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.interface import EngineError
 from agent_r1.learner.engine.ranks.messages import CriticSetup, EngineSetup
-from agent_r1.learner.engine.ranks.place import RankPlace
+from agent_r1.learner.engine.ranks.rank_env import RankPlace
 from agent_r1.learner.engine.ranks.rendezvous import meet_others, meet_rank_0, refuse
 from agent_r1.runtime.config import ModelConfig
 

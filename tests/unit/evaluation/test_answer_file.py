@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent_r1.evaluation.answers import (
+from agent_r1.evaluation.answer_file import (
     Answer,
     Facts,
     ResultFile,

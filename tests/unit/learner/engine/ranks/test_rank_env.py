@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent_r1.learner.engine.ranks.place import RankPlace, read_place
+from agent_r1.learner.engine.ranks.rank_env import RankPlace, read_place
 
 TORCHRUN = {
     "RANK": "3",

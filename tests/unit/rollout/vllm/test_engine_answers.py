@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent_r1.rollout.vllm.answers import to_prompt_logprobs
+from agent_r1.rollout.vllm.engine_answers import to_prompt_logprobs
 from agent_r1.text.sampler import PolicyError
 
 T = 100

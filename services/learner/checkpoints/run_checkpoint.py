@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, NonNegativeInt, RootModel
 
 from agent_r1.learner.engine.interface import PolicyEngine
-from agent_r1.runtime.files.room import readable_size, require_room
+from agent_r1.runtime.files.disk_space import readable_size, require_room
 from agent_r1.runtime.files.run_folder import CHECKPOINTS_DIR, STATE_FILE
 from agent_r1.runtime.files.state import check_object, read_object
 from agent_r1.runtime.files.writing import (

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from agent_r1.rollout.vllm.cpu.draws import pick, uniforms
+from agent_r1.rollout.vllm.cpu.token_sampling import pick, uniforms
 
 POSITIONS = np.arange(500)
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from agent_r1.runtime.files.foreign import not_utf8
+from agent_r1.runtime.files.file_formats import not_utf8
 from agent_r1.runtime.files.writing import replace_file
 
 Record = TypeVar("Record", bound=BaseModel)

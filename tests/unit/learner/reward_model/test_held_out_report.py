@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agent_r1.learner.reward_model.data import JudgedEpisode
-from agent_r1.learner.reward_model.report import (
+from agent_r1.learner.reward_model.held_out_report import (
     auc_within_tasks,
     calibration_error,
     well_formed,

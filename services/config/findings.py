@@ -1,4 +1,4 @@
-"""What the checks of a configuration and of this machine find, one `Look` for each thing.
+"""What the checks of a configuration and of this machine find, one `Check` for each thing.
 
 checks.py collects them from machine.py, redis_server.py and code.py; `agent-r1 check` prints them.
 """
@@ -12,7 +12,7 @@ from agent_r1_proto.tools import ToolSpec
 
 
 @dataclass(frozen=True)
-class Look:
+class Check:
     """One thing that was looked at, and what came of it."""
 
     name: str
@@ -40,28 +40,28 @@ class Look:
 class Findings:
     """What a check has found."""
 
-    looks: list[Look] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
     specs: dict[str, ToolSpec] = field(default_factory=dict)
     """What the tools say of themselves, by name, as far as that is known without serving them."""
 
     @property
     def problems(self) -> list[str]:
         """What is wrong wherever the configuration is used."""
-        return _once(text for look in self.looks if not look.here for text in look.problems)
+        return _once(text for check in self.checks if not check.here for text in check.problems)
 
     @property
     def machine(self) -> list[str]:
         """What is wrong on this machine."""
-        return _once(text for look in self.looks if look.here for text in look.problems)
+        return _once(text for check in self.checks if check.here for text in check.problems)
 
     @property
     def notes(self) -> list[str]:
         """What could not be checked, or may be wrong."""
-        return _once(text for look in self.looks for text in look.notes)
+        return _once(text for check in self.checks for text in check.notes)
 
     def add(self, other: Findings) -> None:
         """Take up what another check has found, once."""
-        self.looks += [look for look in other.looks if look not in self.looks]
+        self.checks += [check for check in other.checks if check not in self.checks]
         self.specs |= other.specs
 
     def text(self) -> str:

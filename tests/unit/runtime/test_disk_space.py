@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.runtime.files import room
-from agent_r1.runtime.files.room import require_room, require_shared_memory
+from agent_r1.runtime.files import disk_space
+from agent_r1.runtime.files.disk_space import require_room, require_shared_memory
 from agent_r1.runtime.files.writing import DiskFullError, report_full_disk
 from tests.support.disk import free
 
@@ -36,10 +36,10 @@ def test_a_disk_without_inodes_is_full_whatever_its_free_bytes(
     real = os.statvfs(tmp_path)
     # The place of f_favail, inodes that a user may still take, is the eighth.
     none_left = os.statvfs_result([*real[:7], 0, *real[8:]])
-    monkeypatch.setattr(room.os, "statvfs", lambda _: none_left)
-    assert "no inodes" in room.free_text(tmp_path)
+    monkeypatch.setattr(disk_space.os, "statvfs", lambda _: none_left)
+    assert "no inodes" in disk_space.free_text(tmp_path)
     with pytest.raises(ValueError, match="no inodes"):
-        room.require_room("2 checkpoints", tmp_path, 1, "lower learner.keep_last")
+        disk_space.require_room("2 checkpoints", tmp_path, 1, "lower learner.keep_last")
     with (
         pytest.raises(DiskFullError, match=r"MiB are free, but no inodes.*df -i"),
         report_full_disk("metrics.jsonl", tmp_path),

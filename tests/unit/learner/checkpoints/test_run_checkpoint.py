@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1.learner.checkpoints.checkpoint import Checkpoints, LearnerState
 from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.checkpoints.ownership import TakenOverError
+from agent_r1.learner.checkpoints.run_checkpoint import Checkpoints, LearnerState
 from agent_r1.learner.reporting.run_folder import RunFolder
 from agent_r1.runtime.files.writing import DiskFullError
 from agent_r1_proto.failures import failure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from agent_r1.sandbox.run import RunResult
+from agent_r1.sandbox.program_run import RunResult
 from agent_r1.sandbox.settings import FILES, OUTPUT_BYTES, SandboxSettings
 
 _HINTS = {
