@@ -1,4 +1,4 @@
-"""What the canary sees of pushes that arrived, and of those pushes had they been missed.
+"""Canary readings of pushes that arrived, and of the same pushes had they been missed.
 
     make bench CASE=canary ARGS="--seeds 0 1 2 --set KEY=VALUE"
 

@@ -1,4 +1,4 @@
-"""What `agent-r1 check` says of the learner's memory, beside what it takes on this CPU.
+"""Memory of the learner: the estimate of `agent-r1 check` beside what it takes on this CPU.
 
     make bench CASE=estimate ARGS="--only SETTING ..."
 

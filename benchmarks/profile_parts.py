@@ -1,4 +1,4 @@
-"""Which part of a training step a sampled stack belongs to; profile_run.py counts them.
+"""Parts of a training step, by sampled stacks; profile_run.py counts them.
 
 A stack is one line of py-spy's raw format: functions from the outermost to the innermost, as
 `name (file:line)`, joined by semicolons, and how often it was seen.

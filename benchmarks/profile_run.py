@@ -1,4 +1,4 @@
-"""Where the time of a training step goes, in every process, beside what the machine can do.
+"""Time of a training step by process and part, beside what the machine can do.
 
     python -m benchmarks.profile_run --model tiny --steps 20      (or 90m)
 

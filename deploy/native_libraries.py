@@ -1,4 +1,4 @@
-"""What wheels do not carry and small installations of Linux lack: finds it, or fetches it.
+"""Native libraries that wheels do not carry and small Linux installations lack: finds or fetches.
 
 Called by lock_install.py. vLLM's CPU build links to libnuma.so.1; without it vLLM starts and fails
 at the first token. The tools that run code need bubblewrap's `bwrap`. Where apt can fetch the

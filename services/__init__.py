@@ -1,4 +1,4 @@
-"""What user code builds on: `from agent_r1 import Tool, ToolEnv`; and `agent_r1.train`.
+"""Names that user code builds on: `from agent_r1 import Tool, ToolEnv`; and `agent_r1.train`.
 
 Names are loaded when they are first asked for, so that importing `agent_r1` costs nothing and never
 brings in torch or vllm.

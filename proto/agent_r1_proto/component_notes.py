@@ -1,4 +1,4 @@
-"""Which component is at work on an entry that may end its process.
+"""Notes of the component that is at work on an entry that may end its process.
 
 services --name--> `begin_component` --> Redis, from where the dead letter of the entry takes it;
 stream_consumer.py says for which entries. For all others it does nothing.

@@ -1,4 +1,4 @@
-"""What all messages share: strictness, and the encoding of stream entries.
+"""Base of all messages: strictness, and the encoding of stream entries.
 
 Every service reads and writes stream entries through `encode_entry` and `decode_entry`. An entry
 has the fields `schema` ("trajectory/2.0"), `key`, `meta` (the message as JSON without its arrays)

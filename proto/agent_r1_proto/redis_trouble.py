@@ -1,4 +1,4 @@
-"""What keeps a Redis from being of use, in words: not there, frozen, read-only, full, a password.
+"""Troubles of a Redis, in words: not there, frozen, read-only, full, a wrong password.
 
 The launcher's watch, checks before a start and the commands that read a live run ask here.
 """

@@ -1,4 +1,4 @@
-"""What services know of each other through Redis.
+"""Registry in Redis: what services know of each other.
 
 Of a run (`Registry`): rollout announces its servers here (with an expiry they renew); learner reads
 them and writes the newest policy version, its incarnation, and how other hosts join.

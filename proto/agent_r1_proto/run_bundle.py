@@ -1,4 +1,4 @@
-"""What a service needs to join a run on a host that shares nothing with it.
+"""Run bundle: all that a service needs to join a run on a host that shares nothing with it.
 
 The learner describes it in a `RunBundle`, serves that and its files over HTTP under their SHA-256,
 and says in Redis where (`JoinOffer`). `agent-r1 serve SERVICE --join RUN_ID` reads them.

@@ -1,4 +1,4 @@
-"""What a service publishes to, for one run: messages --XADD--> Redis Streams.
+"""Broker of one run: messages --XADD--> Redis Streams.
 
 `StreamConsumer` (stream_consumer.py) reads them; `registry.py`, `failures.py` and
 `scoring_models.py` hold the few keys that are not streams.

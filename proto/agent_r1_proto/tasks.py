@@ -118,7 +118,7 @@ class Decoding(StrictMessage):
     """How the answer is chosen among several branches of one interaction."""
 
     method: DecodingMethod
-    """`best_of_n`: of whole interactions, the one that the scorer likes best. `majority`: the first
+    """`best_of_n`: of whole interactions, the highest-scoring one. `majority`: the first
     of those whose answer is the most frequent. `value_guided`: after every turn, the candidate with
     the highest log-probability plus `beta` times its advantage. `beam`: several branches, drawn in
     proportion to that, which vote at the end."""

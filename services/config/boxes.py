@@ -1,4 +1,4 @@
-"""What a run puts on every GPU, and into the memory of every machine, that it is given.
+"""Memory that a run puts on every GPU and into every machine that it is given.
 
 estimate.py works out one learner rank and one rollout server, placement.py says where they are;
 `agent-r1 check` prints what they add up to.

@@ -1,4 +1,4 @@
-"""What the checks of a configuration and of this machine find, one `Check` for each thing.
+"""Findings of the checks of a configuration and of this machine, a `Check` for each thing.
 
 checks.py collects them from machine.py, redis_server.py and code.py; `agent-r1 check` prints them.
 """

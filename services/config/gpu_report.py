@@ -1,4 +1,4 @@
-"""Whether `agent-r1 check` may be believed for GPUs: reads the committed report of a GPU.
+"""The committed report of a GPU: says how far `agent-r1 check` may be believed for GPUs.
 
 `make test-gpu` writes such a report. Copied beside this module, it is part of the package.
 """

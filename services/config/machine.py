@@ -1,4 +1,4 @@
-"""What a configuration needs of the machine it is checked on: GPUs, folders, ports, servers.
+"""Checks of the machine that a configuration will run on: GPUs, folders, ports, servers.
 
 checks.py asks; `agent-r1 check --elsewhere` leaves it out, for a configuration that another machine
 will run.

@@ -1,4 +1,4 @@
-"""Which packages are installed, and which a command needs that `pip install agent-r1` leaves out.
+"""Packages that are installed, and those that a command needs beyond `pip install agent-r1`.
 
 checks.py and cli/task/validate.py ask before they load anything, so that a person who has not run
 `agent-r1 setup` reads that, and not which import failed first.

@@ -50,7 +50,7 @@ class ProbeRequest(StrictConfig):
     """What is to be loaded."""
 
     model: ModelConfig | None
-    """None: the model has been found wanting already."""
+    """None if the model already failed a check."""
     env: EnvConfig
     tools: dict[str, AnyToolConfig]
     reward: RewardConfig | None

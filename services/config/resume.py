@@ -1,4 +1,4 @@
-"""Which keys may be given again when a run is resumed: `config.json`, `--set` --> error or none.
+"""Keys that may be given again when a run is resumed: `config.json`, `--set` --> error or none.
 
 A run that went on with another objective, other data or other tools would be a run of its own, and
 its metrics would hide where it changed.

@@ -1,4 +1,4 @@
-"""Where configuration values come from: files, `AGENT_R1__` variables, `--set`; in this order.
+"""Sources of configuration values: files, `AGENT_R1__` variables, `--set`; in this order.
 
 files.py reads a file and those that it extends.
 

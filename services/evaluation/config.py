@@ -1,4 +1,4 @@
-"""What an evaluation outside of training reads: `agent-r1 evaluate` and `agent-r1 diagnose`."""
+"""Configuration of evaluations outside of training: `agent-r1 evaluate`, `agent-r1 diagnose`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a scorer can lead a search, and how: turns that were continued --> a setting.
+"""Fit of a search: turns that were continued --> whether a scorer can lead it, and a setting.
 
 `agent-r1 evaluate --decode value_guided --decode-fit` asks for places on development questions and
 writes what comes out into the run folder. Pure functions.

@@ -1,4 +1,4 @@
-"""Which scores of a run are shown, in which order, and what they are called.
+"""Scores of a run that are shown: their order, and what they are called.
 
 The configuration says which (`Config.score_names`); the training view, the result of a run and
 `agent-r1 evaluate` show them.

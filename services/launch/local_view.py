@@ -1,4 +1,4 @@
-"""What the user sees of a training run in the terminal while it runs: progress, failures, scores.
+"""The terminal of a training run while it runs: progress, failures, scores.
 
 Reads `metrics.jsonl`, `evaluations.jsonl` and `failures.jsonl` of the run folder, which the learner
 writes; writes to the terminal only. On a terminal one line is kept up to date below the lines that

@@ -1,4 +1,4 @@
-"""What one start of a training run works with, put together: RunSpec, checkpoint --> `TrainingRun`.
+"""Parts of one start of a training run, put together: RunSpec, checkpoint --> `TrainingRun`.
 
 train.py goes through the steps with it, run_end.py writes down how the run ended.
 """

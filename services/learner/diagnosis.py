@@ -1,4 +1,4 @@
-"""How alike the gradients of one on-policy batch are: of its trajectories, and of two estimators.
+"""Gradient similarity within an on-policy batch, and between two estimators.
 
 `agent-r1 diagnose` --groups--> here --figures--> its report. At the policy that sampled the batch
 every ratio is 1, so the gradient of a policy loss is that of -A log p, summed over the tokens that

@@ -1,4 +1,4 @@
-"""Whether a run can learn: rewards that differ, tools that answer, instances that keep pace.
+"""Signs that a run can learn: rewards that differ, tools that answer, instances that keep pace.
 
 collector.py --complete groups, trajectories--> `LearningWatch` --what is wrong now-->
 stop_rules.py, which shows it while it lasts. Nothing here ends a run. Pure: no clock, no Redis.

@@ -1,4 +1,4 @@
-"""What the learner optimizes: the independent keys of the objective, and presets over them.
+"""Objective of the learner: its independent keys, and presets over them.
 
 `learner.algorithm` names a preset; every key the preset sets can be given its own value beside it.
 config.py joins these keys with the engine's; train_samples.py and the engine read them. Imports no

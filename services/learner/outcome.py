@@ -1,4 +1,4 @@
-"""How a run ended: what it lost, and the status that says so.
+"""Outcome of a run: what it lost, and the status that says so.
 
 run_end.py --counts of results, evaluations--> `Losses` --> `status` and `reason` in `summary.json`.
 """

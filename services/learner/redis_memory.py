@@ -1,4 +1,4 @@
-"""How much memory a run's messages can take in Redis, and whether a server has as much.
+"""Memory that a run's messages can take in Redis, compared with what a server has.
 
 `agent-r1 check` asks before a run starts, the learner again with the limit of the server it
 has connected to. Samples and questions of evaluations are in flight at the same time.

@@ -1,4 +1,4 @@
-"""What a run leaves behind: train.py --TrainingRun--> checkpoint, `summary.json`, a tidy Redis.
+"""End of a run: train.py --TrainingRun--> checkpoint, `summary.json`, a tidy Redis.
 
 A checkpoint is also written whenever one is due; the summary says how the run ended, and what it
 lost on its way.

@@ -1,4 +1,4 @@
-"""What one run is made of: configuration tables and data files, read and checked before anything.
+"""Parts of one run: configuration tables and data files, read and checked before anything.
 
 `agent_r1.cli.services.serve` makes and prepares it; train.py carries it out.
 """

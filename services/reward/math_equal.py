@@ -1,4 +1,4 @@
-"""The component `math_equal`: is the last turn's answer the payload's, as mathematics?
+"""Component `math_equal`: tests whether the final answer is mathematically equal to the payload's.
 
 Finds the answer in the text, compares it in worker processes (`math_worker.py`), which a
 pathological expression can stop but not this service.

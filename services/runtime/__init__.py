@@ -1,1 +1,1 @@
-"""What every service needs to run: HTTP server, files, exit statuses. Imports no service."""
+"""Basis of every service: HTTP server, files, exit statuses. Imports no service."""

@@ -1,4 +1,4 @@
-"""How a duration is shown to a person: in the learner's log and by the launcher."""
+"""Durations as text for people: in the learner's log and by the launcher."""
 
 from __future__ import annotations
 

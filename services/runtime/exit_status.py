@@ -1,4 +1,4 @@
-"""How the `agent-r1` command ends: its exit statuses, and the mark of what it says on the way out.
+"""Exit statuses of the `agent-r1` command, and the mark of what it says on the way out.
 
 The launcher reads both of the services it starts; scripts read those of the command.
 """

@@ -1,4 +1,4 @@
-"""Which code runs here: a version and a checksum, to be compared between hosts."""
+"""Fingerprint of the code that runs here: a version and a checksum, compared between hosts."""
 
 from __future__ import annotations
 

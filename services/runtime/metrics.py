@@ -1,4 +1,4 @@
-"""What `GET /metrics` answers: the numbers of one process, in Prometheus' text format.
+"""Metrics page: the numbers of one process, in Prometheus' text format.
 
 Each service names its metrics in a module of its own, and fills a `MetricsPage` with numbers that
 it keeps anyway. docs/metrics.md is written from the same names.

@@ -1,4 +1,4 @@
-"""How much each of several candidates for a turn is to count: what is likely, tilted by values.
+"""Weights of candidates for a turn: their probabilities, tilted by values.
 
 rollout/decoding searches with it, and evaluation/guidance.py fits it. Pure functions.
 

@@ -1,4 +1,4 @@
-"""What a service says of code that users bring, when it cannot be loaded or called.
+"""Errors of code that users bring, when it cannot be loaded or called.
 
 Services ask when they load a function or class, so that a mistake is an error at start and not in
 every call.

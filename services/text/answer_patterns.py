@@ -1,4 +1,4 @@
-"""What patterns of answers may be (`env.answer_pattern`), and the answer that most give."""
+"""Answer patterns (`env.answer_pattern`), and the answer that most give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the model wrote in one turn: its thought, its answer and its tool calls.
+"""Reading of a turn: the model's thought, its answer and its tool calls.
 
 The only place where a model's text is parsed. Rollout reads every turn once and records what it
 says (`Turn`); reward and evaluation go by that, and read here only turns that nobody has read:

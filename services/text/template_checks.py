@@ -1,4 +1,4 @@
-"""What a chat template must do, tried on dummy dialogues before anything is sampled.
+"""Checks of a chat template, tried on dummy dialogues before anything is sampled.
 
 chat_format.py asks whether earlier turns are rendered as they were written, once there are later
 ones: many templates remove the thinking of earlier turns, some at every reply, some only at a

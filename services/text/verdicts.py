@@ -1,4 +1,4 @@
-"""How a reward model is asked about an interaction: the dialogue so far, then a yes-no question.
+"""Verdict dialogues of a reward model: the interaction so far, then a yes-no question.
 
 Training (`agent-r1 train-reward`) and scoring (the component `reward_model`) build it here, so that
 the model is asked what it has learned. It sees prompt, turns and tool results, and no payload.

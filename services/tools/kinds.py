@@ -1,4 +1,4 @@
-"""Which class checks the table of a tool: run.toml's `type` --> `SearchConfig` or `ToolConfig`."""
+"""Kinds of tools: run.toml's `type` --> the class that checks the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a tool's code keeps the event loop of its process, where nothing else is answered then.
+"""Watch over the event loop of a tool's process: says whose code keeps it.
 
 app.py watches while the tool runs; what is found goes to standard error behind `NOTICE_PREFIX`,
 which the launcher shows in the terminal.

@@ -1,4 +1,4 @@
-"""What a tool's own code gave back, as a result that can travel; or why it cannot.
+"""Results of a tool's own code, made fit to travel; or why they cannot be.
 
 app.py hands in what `Tool.call` returned or raised. An exception there is text for the model. What
 is no result at all is a mistake of the tool's author: it must not look like a tool that errs, or a

@@ -1,4 +1,4 @@
-"""How commands ask services of their own: start them, show progress, say how to continue."""
+"""Services of a command's own: started, shown with their progress, and how to continue."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def _add_decoding(command: argparse.ArgumentParser) -> None:
         "--decode",
         choices=get_args(DecodingMethod),
         help="choose each answer among several branches. best_of_n: sample whole interactions and "
-        "take the one that the scorer likes best. majority: take the most frequent answer. "
+        "take the highest-scoring one. majority: take the most frequent answer. "
         "value_guided: after every turn, take the candidate that is likely and that the scorer "
         "values; alone, with the setting that was fitted for the run. beam: the same with several "
         "branches kept",

@@ -1,4 +1,4 @@
-"""What `agent-r1 table` and `agent-r1 matrix` have in common: the file, the plan, and its end.
+"""Experiments, as `agent-r1 table` and `agent-r1 matrix` share them: file, plan and end.
 
 experiment file --> `Plan` --> cells on services (table.py, matrix.py) --> report
 (evaluation/experiments).

@@ -1,4 +1,4 @@
-"""What `agent-r1 matrix` is to run: matrix file --> one resolved configuration a cell.
+"""Plan of `agent-r1 matrix`: matrix file --> one resolved configuration a cell.
 
 matrix.py carries the plan out. What is needed and not there (data, a tool) makes a cell that says
 so; a mistake in a file is an error.

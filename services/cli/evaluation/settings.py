@@ -1,4 +1,4 @@
-"""What can change an answer or a score: the settings that runs, cells and answers are compared by.
+"""Settings that can change an answer or a score, by which runs, cells and answers are compared.
 
 A run and a cell are kept where nothing of this differs from what is asked for now. Addresses,
 threads and time limits are not among it, and of paths, which differ between machines, only the last

@@ -1,4 +1,4 @@
-"""What `agent-r1 table` is to run: table file --> one resolved configuration a run.
+"""Plan of `agent-r1 table`: table file --> one resolved configuration a run.
 
 table.py carries the plan out. Keys of the table file come over the configuration and its
 variables, as `--set` does; `--set` on the command line comes over `[defaults]`, and a method's own

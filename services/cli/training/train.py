@@ -28,7 +28,7 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="take two steps in a separate folder, then say how long the run will take and how "
+        help="take two steps in a separate folder, then print how long the run will take and how "
         "large its folder will be",
     )
     parser.add_argument(

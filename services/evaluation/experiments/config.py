@@ -1,4 +1,4 @@
-"""What experiment files say: the methods of a table, and the models and questions of a matrix.
+"""Experiment files: the methods of a table, and the models and questions of a matrix.
 
 `cli/evaluation/table_plan.py` and `matrix_plan.py` resolve every run and every cell.
 """

@@ -1,4 +1,4 @@
-"""What the numbers of a table say, in sentences of its report, and how numbers are written there.
+"""Findings of a table, in sentences of its report, and how numbers are written there.
 
 estimates.py --rows--> here --> table_report.py. Pure functions.
 """

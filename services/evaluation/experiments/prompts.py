@@ -1,4 +1,4 @@
-"""What a model is asked: a question of a data set, in the words of a method --> `Task`.
+"""Prompts of a matrix: a question of a data set, in the words of a method --> `Task`.
 
 All methods of a family ask for the same form of answer, so that one scorer reads them all. How
 services must be set up for a method is said here too, because prompt and set-up belong together.

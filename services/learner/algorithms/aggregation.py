@@ -1,4 +1,4 @@
-"""How token losses become the one number that is differentiated.
+"""Aggregation of token losses into the one number that is differentiated.
 
 The engine weighs each token's loss with `aggregation_weights` and sums; the sums of all
 micro-batches and ranks add up to the loss of the whole optimizer batch, however it was cut.

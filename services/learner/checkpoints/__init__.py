@@ -1,1 +1,1 @@
-"""What a run resumes from, in a folder or an object store, and which learner may write it."""
+"""State that a run resumes from, in a folder or an object store, and its one writer."""

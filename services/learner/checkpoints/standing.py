@@ -1,4 +1,4 @@
-"""Where a run folder stands, said before anything starts: is its ledger whole, what comes again?
+"""State of a run folder before anything starts: is its ledger whole, what is trained again?
 
 The checks before a start, the launcher and the learner ask here. Nothing is loaded or written.
 """

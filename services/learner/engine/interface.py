@@ -1,4 +1,4 @@
-"""What training needs of an engine: the protocol that its callers are written against.
+"""The engine's interface: the protocol that its callers are written against.
 
 train.py, sft/supervised.py --TrainSample, LossSpec--> PolicyEngine (policy_engine.py) --metrics-->
 back to them
@@ -64,9 +64,9 @@ class TrainSample:
     value_mask: npt.NDArray[np.bool_] | None = None
     """[T] True where the critic learns token t's return; None where there is no critic."""
     returns: FloatArray | None = None
-    """[T] what the critic should have said; read where value_mask is True."""
+    """[T] value target of the critic; read where value_mask is True."""
     old_values: FloatArray | None = None
-    """[T] what it said before the batch; read where value_mask is True."""
+    """[T] value before the update; read where value_mask is True."""
     segment_starts: Sequence[int] = ()
     """Where segments begin, but for the first; see `Trajectory`."""
 

@@ -1,4 +1,4 @@
-"""How the sequences of a micro-batch, segments of trajectories, lie in its arrays.
+"""Layout of a micro-batch: sequences, segments of trajectories, in its arrays.
 
 TrainSample, a trajectory each --SegmentBatch--> TrainSample, a segment each --indices of
 microbatches.py--> MicroBatch, ValueBatch --> ranks/engine.py

@@ -1,4 +1,4 @@
-"""What the micro-batches of one batch add up to, over all ranks: the engine's metrics.
+"""The engine's metrics: sums over the micro-batches of one batch and over all ranks.
 
 ranks/engine.py --values of each micro-batch--> `MetricAccumulator` --> batch_metrics
 --> policy_engine.py

@@ -1,4 +1,4 @@
-"""How a batch is cut into optimizer steps, ranks and micro-batches.
+"""Division of a batch into optimizer steps, ranks and micro-batches.
 
 policy_engine.py (rank 0) --TrainSample--> plan_batch --RankBatch--> ranks/engine.py, on every rank
 

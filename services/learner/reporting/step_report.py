@@ -1,4 +1,4 @@
-"""What is written about a step: train.py --StepReport--> metrics, trajectories, one log line."""
+"""Report of a step: train.py --StepReport--> metrics, trajectories, one log line."""
 
 from __future__ import annotations
 

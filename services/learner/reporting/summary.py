@@ -1,4 +1,4 @@
-"""What a run remembers for its summary: numbers of steps --run_end.py--> `summary.json`.
+"""Memory of a run for its summary: numbers of steps --run_end.py--> `summary.json`.
 
 Everything here is part of the checkpoint, so that a resumed run summarizes all of its starts.
 """

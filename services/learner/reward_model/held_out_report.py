@@ -1,4 +1,4 @@
-"""How good a reward model is, on tasks it was not trained on.
+"""Quality of a reward model on tasks it was not trained on.
 
 Ranks the trajectories of one task against each other, so that easy and hard tasks do not count, and
 compares with a logistic regression on what can be seen from outside: length, calls, how they ended.

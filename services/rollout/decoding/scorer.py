@@ -1,4 +1,4 @@
-"""What scores the branches of a search: a component of the reward service, asked over HTTP.
+"""Scorer of the branches of a search: a component of the reward service, asked over HTTP.
 
 decoding/search.py hands in an interaction as far as it has come. The payload is not sent: a scorer
 that could read the answer there would find it where a real one would not.

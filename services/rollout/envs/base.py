@@ -1,4 +1,4 @@
-"""What a turn led to, as the environment says it: the types between turns.py and a ToolEnv.
+"""Types between turns.py and a ToolEnv: what a turn led to, as the environment says it.
 
 A `Tool` says what happened (one call, its raw result); a `ToolEnv` says what that means: what the
 model sees next, what a call was worth, and whether the interaction is over.

@@ -1,4 +1,4 @@
-"""Whether what a user's `ToolEnv.step` returned can be used.
+"""Checks of what a user's `ToolEnv.step` returned.
 
 turns.py checks every step before it acts on it. What is wrong here is a mistake in the class,
 so the texts name the class, what it returned, and what it must return.

@@ -1,4 +1,4 @@
-"""Which instance of a tool gets a call: the one place that decides it.
+"""Tool directory: the one place that decides which instance of a tool gets a call.
 
 Instances come from the registry in Redis (`watch_forever` reads it twice a second) or, with a fixed
 URL, from the configuration. client.py asks for an endpoint per call and says how it went;

@@ -1,4 +1,4 @@
-"""What becomes of a tool call that went wrong: one table.
+"""Outcomes of a tool call that went wrong: one table.
 
 Two kinds of things go wrong. What the model or the tool itself did is answered to the model as
 text, and the trajectory continues (runner.py, `status` of the call record). What a service or the

@@ -176,7 +176,8 @@ class ToolHttp:
                             return ToolSpec.model_validate_json(response.content)
                         if response.status_code == httpx.codes.UNAUTHORIZED:
                             raise ValueError(
-                                f"the tool {name!r} refuses this run: {_error_text(response.content)}"
+                                f"the tool {name!r} refuses this run: "
+                                f"{_error_text(response.content)}"
                             )
                         problem = f"it answered {response.status_code}"
                     except (*CONNECTION_ERRORS, httpx.DecodingError) as exc:

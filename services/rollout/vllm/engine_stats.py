@@ -1,4 +1,4 @@
-"""What the engine has done, counted as vLLM reports it after each of its steps."""
+"""Counts of what the engine has done, as vLLM reports it after each of its steps."""
 
 from __future__ import annotations
 

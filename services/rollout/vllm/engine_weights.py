@@ -1,4 +1,4 @@
-"""What a new version replaces in an engine: all of the model's weights, or its LoRA adapter.
+"""Weights that a new version replaces in an engine: all of the model's, or its LoRA adapter.
 
 policy.py stages verified files while generation continues, and loads them while it is paused. With
 an adapter, the base model never changes; vLLM reads a folder in PEFT's format.

@@ -1,4 +1,4 @@
-"""Which column of a row is which part of a task: `DataSource.columns` --> fields of `Task`."""
+"""Columns of a row as parts of a task: `DataSource.columns` --> fields of `Task`."""
 
 from __future__ import annotations
 

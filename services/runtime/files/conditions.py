@@ -1,4 +1,4 @@
-"""What is wrong with a run for a while: noted when it begins, and again when it is over.
+"""Conditions that hinder a run for a while: noted when they begin, and when they are over.
 
 the launcher's watch, the learner --`conditions.jsonl`--> the terminal, `agent-r1 status`, the
 summary of the run

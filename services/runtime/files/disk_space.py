@@ -1,4 +1,4 @@
-"""Whether there is room for what a service will write, asked before it begins."""
+"""Disk space for what a service will write, checked before it begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the files and folders of a run are called, and who is using a run folder.
+"""Files and folders of a run: what they are called, and who is using a run folder.
 
 The learner and the launcher write them; the command line and the launcher's views read them. The
 launcher keeps `launcher.json` while a run runs, and every command finds that run's Redis by it.

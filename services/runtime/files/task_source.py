@@ -1,4 +1,4 @@
-"""Where tasks come from: `data.train` and `evaluation.sets` --> `DataSource` --> tasks.py.
+"""Sources of tasks: `data.train` and `evaluation.sets` --> `DataSource` --> tasks.py.
 
 A source is a file or a data set on the Hugging Face hub, and says which of its columns mean what.
 """

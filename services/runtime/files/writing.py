@@ -1,4 +1,4 @@
-"""How files are written: whole or not at all, with checksums where a change must be found out.
+"""Writing of files: whole or not at all, with checksums where a change must be found out.
 
 A file or folder is written under a temporary name, synced and renamed into place; a full disk is
 reported in one form. Every service and the launcher write through it.

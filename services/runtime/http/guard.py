@@ -1,4 +1,4 @@
-"""What every HTTP service refuses before its application sees a request.
+"""ASGI middleware: refuses requests before any application sees them.
 
 serving.py puts the application of every service behind `HttpGuard`, and its connections under
 `TimedProtocol` and `MAX_CONNECTIONS`:

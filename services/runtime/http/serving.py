@@ -1,4 +1,4 @@
-"""How a service stands behind HTTP: bind, announce, serve, stop in order.
+"""HTTP server of a service: bind, announce, serve, stop in order.
 
 Every service's main.py uses it; the launcher reads the announcement `{announce_dir}/{name}.json`
 to learn the port and that the service is up.

@@ -1,1 +1,1 @@
-"""What runs inside a sandbox, in whichever interpreter runs the code: standard library only."""
+"""Code inside a sandbox, in whichever interpreter runs the program: standard library only."""

@@ -1,4 +1,4 @@
-"""How the tests of a sandbox use the code of another one, and how that code answers.
+"""Peers: the tests of a sandbox use the code of another one, and that code answers.
 
 Both processes of a test hold a `Peer`. A request names an operation and its operands; the other
 side does it and answers with a value or an exception, and may itself ask before it answers. Plain

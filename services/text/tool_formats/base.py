@@ -1,4 +1,4 @@
-"""How models write tool calls: what every format shares, and the class that users extend.
+"""Base of tool formats: what every way to write calls shares; the class that users extend.
 
 reading.py asks a `ToolFormat` for the calls of a turn; chat_format.py asks it for its tags.
 """

@@ -1,4 +1,4 @@
-"""What the tools that run the model's code share: one argument, `code`, and a pool of sandboxes.
+"""Base of the tools that run the model's code: one argument, `code`, and a pool of sandboxes.
 
 A program's own time (`wall_s`, `total_s`) begins when it has a sandbox. A call therefore waits for
 one only as long as all of that time is left afterwards; then it is sent back (`ToolBusyError`), and

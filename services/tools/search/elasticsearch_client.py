@@ -1,4 +1,4 @@
-"""How to reach an Elasticsearch server, and what its failures mean for the person who set it up.
+"""Client of Elasticsearch, and what its failures mean for the person who set it up.
 
 Used by the search backend (`elasticsearch_bm25.py`) and by `agent-r1 search index`
 (`elasticsearch_build.py`). Credentials come from the environment, or from files that it names, so

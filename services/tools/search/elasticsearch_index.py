@@ -1,4 +1,4 @@
-"""What an index of passages is on Elasticsearch: name, analysis, mapping, and how to recognise one.
+"""Index of passages on Elasticsearch: name, analysis, mapping, and how to recognise one.
 
 `agent-r1 search index` makes `NAME-<fingerprint>` with an alias NAME (`elasticsearch_build.py`);
 the search tool reads it (`elasticsearch_bm25.py`). Every index carries its origin in `_meta`.

@@ -101,7 +101,7 @@ def problems(
 ) -> list[str]:
     """Return what does not fit the box that the head of a file names, less a share of it."""
     text = file.read_text().partition("\nextends")[0].replace("\n#", " ")
-    command = re.search(r"agent-r1 (estimate .*?GB|estimate [^A-Z]*)(?= [A-Z])", text)
+    command = re.search(r"agent-r1 (check .*?GB|check [^A-Z]*)(?= [A-Z])", text)
     assert command is not None, file
     arguments = build_parser().parse_args(shlex.split(command[1]))
     assert REPOSITORY / arguments.config == file

@@ -1,4 +1,4 @@
-"""What every policy loss takes and returns, token by token.
+"""Inputs and results of every policy loss, token by token.
 
 engine --LossInputs, LossOptions--> a loss of this folder --PolicyLoss--> aggregation.py
 

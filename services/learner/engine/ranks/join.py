@@ -1,4 +1,4 @@
-"""How a rank joins the process group: with a device and a network interface of its machine.
+"""Entry of a rank into the process group, with a device and a network interface of its machine.
 
 RankPlace, store (rendezvous.py) --> `join` --Groups--> group.py (rank 0), worker.py (the others).
 """

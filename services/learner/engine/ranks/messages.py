@@ -1,4 +1,4 @@
-"""What rank 0 tells every rank: how to build its part of the engine, and what to compute.
+"""Messages of rank 0 to every rank: how to build its part of the engine, what to compute.
 
 policy_engine.py (rank 0) --EngineSetup, RankBatch--> engine.py (every rank) --TrainReply-->
 policy_engine.py. Arrays and configuration only; wire.py carries them between processes.

@@ -1,4 +1,4 @@
-"""Where one learner process stands among the ranks: read from the variables of every launcher.
+"""Rank of one learner process, read from the variables of every launcher.
 
 torchrun, Ray, an indexed Job, or rank 0 for its own machine --environment--> `read_place`
 --RankPlace--> group.py (rank 0), worker.py (the others)

@@ -1,4 +1,4 @@
-"""Where the ranks meet: a store in which each leaves its configuration, for rank 0 to compare.
+"""Meeting point of the ranks: a store with each one's configuration, which rank 0 compares.
 
 group.py (rank 0) --`listen` or `connect`, `meet_others`--> store <--`connect`, `meet_rank_0`--
 worker.py (the others). All begin, or none: rank 0 leaves its verdict there. Then join.py takes the

@@ -2,7 +2,7 @@
 
 group.py (rank 0) --wire.py--> `follow` --> RankEngine (engine.py)
 
-It ends when rank 0 says so, with rank 0's reason, or when rank 0 ends, however that ended.
+Runs until rank 0 tells it to stop, with rank 0's reason, or dies.
 """
 
 from __future__ import annotations

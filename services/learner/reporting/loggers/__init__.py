@@ -1,4 +1,4 @@
-"""Where the numbers of a run go besides `metrics.jsonl`: `learner.loggers` --> run_folder.py.
+"""Loggers of a run besides `metrics.jsonl`: `learner.loggers` --> run_folder.py.
 
 One file a logger. Each is opened at the step from which the run goes on, gets the numbers of every
 later step, and is closed when the learner ends.

@@ -1,4 +1,4 @@
-"""What a logger is told of a run."""
+"""Interface of a logger: what it is told of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an adapter adds on a CPU engine: two products for all tokens of a step.
+"""Adapters on a CPU engine: two products for all tokens of a step.
 
 worker.py puts it in the place of vLLM's own, which serves many adapters at a time and copies
 the matrices of the right one for every token.
