@@ -86,6 +86,6 @@ async def test_embedded_and_elasticsearch_find_the_same_passages(
         recalls = [(recall(embedded, gold, at), recall(elastic, gold, at)) for at in DEPTHS]
         overlap = sum(overlaps[-len(questions) :]) / len(questions)
         found = f"{corpus_name}: {len(questions)} questions, {overlap:.3f}, {recalls}\n"
-        sys.stdout.write(found)  # the table of docs/search.md
+        sys.stdout.write(found)  # a table of docs/benchmarks.md
         assert abs(recall(embedded, gold) - recall(elastic, gold)) <= RECALL_BOUND, corpus_name
     assert sum(overlaps) / len(overlaps) >= OVERLAP_GOAL
