@@ -33,7 +33,7 @@ TRAINING: Table = {
         "show a configuration",
         {"show": ("print every value and where it came from", "training.config:show")},
     ),
-    "train": ("start every service on this machine and train", "training.run:train"),
+    "train": ("start every service on this machine and train", "training.train:train"),
     "sft": ("supervised warm start", "training.supervised:sft"),
     "train-reward": (
         "train a reward model on stored trajectories",
