@@ -111,7 +111,7 @@ async def train(config_file: Path, steps: int, questions: int, group_size: int) 
     ends = read_model(settings).eos_token_ids
     chat = ChatFormat(load_tokenizer(model.path), end_of_turn_ids=ends)
     tool = open_search_tool("search", config.tools["search"])
-    setup = EngineSetup.of(model, config.learner)
+    setup = EngineSetup.of(model, config.engine)
     policy, engine = VllmPolicy(settings), DeepSpeedPolicyEngine(setup, total_steps=steps)
     tasks = itertools.cycle(read_task_file(config.data.train[0]))
     await asyncio.gather(policy.start(), tool.start())
