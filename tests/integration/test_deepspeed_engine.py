@@ -217,7 +217,7 @@ def test_a_model_with_a_sliding_window_has_no_row_for_all(tmp_path: Path, layout
     config |= {"use_sliding_window": True, "sliding_window": 64, "layer_types": windows}
     (model_dir / "config.json").write_text(json.dumps(config))
     model = load_causal_model(ModelConfig(path=str(model_dir), max_context=512))
-    with pytest.raises(ValueError, match=rf"64 tokens only; set learner\.{key} = false"):
+    with pytest.raises(ValueError, match=rf"64 tokens only; set engine\.{key} = false"):
         prepare_layout(model, layout)
 
 
@@ -636,5 +636,5 @@ def test_running_out_of_memory_names_the_keys_in_order(model_dir: Path):
         r"max_tokens_per_microbatch \(64\).*activation_checkpointing.*offload.*model\.max_context"
     )
     spec = LossSpec(policy_loss=f"{__name__}:{exhausting_loss.__name__}")
-    with pytest.raises(EngineError, match=rf"out of memory on cpu.*learner\.{keys}"):
+    with pytest.raises(EngineError, match=rf"out of memory on cpu.*engine\.{keys}"):
         engine.train_batch(SAMPLES, spec)

@@ -107,12 +107,15 @@ async def ask_left(evaluation: EvaluationRun, served: Config, meter: Meter) -> N
         )
 
 
-def run_kept(work: Callable[[], object], kept: Callable[[], str]) -> int:
+def run_kept(
+    work: Callable[[], object], kept: Callable[[], str], any_kept: Callable[[], bool] = lambda: True
+) -> int:
     """Do the work; where it ends early, say what is kept and how to continue.
 
     Args:
         work: to do.
-        kept: returns what is said; "" where nothing is kept.
+        kept: returns what is said.
+        any_kept: whether it is worth saying with an error; an interruption says it always.
 
     Returns:
         The exit status: 0, or that of an interruption by the user.
@@ -123,12 +126,14 @@ def run_kept(work: Callable[[], object], kept: Callable[[], str]) -> int:
     try:
         work()
     except KeyboardInterrupt:
-        print("; ".join(filter(None, ["stopped", kept()])), file=sys.stderr)
+        print(f"stopped; {kept()}", file=sys.stderr)
         return EXIT_INTERRUPTED
     except ConfigError:  # nothing was started
         raise
     except ValueError as exc:
-        raise ValueError("\n".join(filter(None, [str(exc), kept()]))) from exc
+        if not any_kept():
+            raise
+        raise ValueError(f"{exc}\n{kept()}") from exc
     return 0
 
 

@@ -129,10 +129,9 @@ def _ask(evaluation: EvaluationRun, config: Config, arguments: argparse.Namespac
 
     def kept() -> str:
         done = total - len(evaluation.left)
-        told = f"{done} of {total} answers are kept; continue with: {again(arguments)}"
-        return told if done else ""
+        return f"{done} of {total} answers are kept; continue with: {again(arguments)}"
 
-    return run_kept(lambda: on_services(config, ask), kept)
+    return run_kept(lambda: on_services(config, ask), kept, lambda: len(evaluation.left) < total)
 
 
 def _with_policy(config: Config, method: str, policy: str | None) -> Config:
