@@ -145,7 +145,7 @@ def test_every_fault_of_user_code_is_named_at_once(folder: Path):
         "reward.components": "'many:Scorer' is not a function",
         "reward.components: many:score": "many:score() is called as",
         "reward.components (nomodule:f)": "module nomodule cannot be imported",
-        "learner.advantage": "is called as",
+        "learner.advantage": "must be a class derived from",
         "learner.policy_loss": "is called as",
     }
     for key, text in expected.items():
