@@ -33,6 +33,9 @@ from agent_r1.runtime.http.token import TOKEN_SOURCES, RunToken
 logger = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 5
+_IDLE_S = 15
+"""After it, idle connections are closed. Clients (httpx) give theirs up after 5 s, so no server
+closes one on which a request is on its way."""
 _OTHER_FILES = 1024
 """Most files that a service has open beside its connections."""
 _WILDCARDS = ("0.0.0.0", "::")
@@ -163,6 +166,7 @@ def http_config(app: ASGIApp, listen: ListenConfig, token: RunToken | None) -> u
         access_log=False,
         lifespan="off",
         timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
+        timeout_keep_alive=_IDLE_S,
         http=TimedProtocol,
         ws="none",
         limit_concurrency=MAX_CONNECTIONS,
