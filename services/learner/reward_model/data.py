@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
@@ -287,20 +288,27 @@ def training_data(
         ValueError: every dialogue is too long.
     """
     samples: list[TrainSample] = []
+    states: dict[str, list[int]] = defaultdict(list)
     digest = hashlib.sha256()
     for episode in episodes:
         digest.update(json.dumps([episode.task_id, episode.label]).encode())
         last = len(episode.turns)
         first = 1 if config.turns == "all" and not episode.place else last
+        before = len(samples)
         for num_turns in range(first, last + 1):
             for verdict, weight in ((GOOD, episode.label), (BAD, 1.0 - episode.label)):
                 if weight > 0.0:
                     sample = encoder.sample(episode, num_turns, verdict, weight)
                     samples += [] if sample is None else [sample]
+        if episode.place:
+            states[episode.place] += range(before, len(samples))
     for sample in samples:
         digest.update(sample.token_ids.tobytes())
+    together = [state for state in states.values() if state]
+    if together:
+        digest.update(json.dumps(together).encode())
     if not samples:
         raise ValueError(
             "every dialogue of train_reward.trajectories is longer than model.max_context; raise it"
         )
-    return SftData(samples, digest.hexdigest())
+    return SftData(samples, digest.hexdigest(), together)

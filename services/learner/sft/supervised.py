@@ -83,7 +83,7 @@ class _Training:
         self.work_dir = config.work_dir or named
         self.state_dir = self.work_dir / "state"
         lengths = [sample.num_tokens for sample in self.data.samples]
-        self.batches = plan_batches(lengths, config, seed)
+        self.batches = plan_batches(lengths, config, seed, self.data.states)
         logger.info(
             "dialogues read dialogues=%d num_tokens=%d steps=%d",
             len(lengths),

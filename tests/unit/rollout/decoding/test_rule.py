@@ -33,7 +33,7 @@ def test_answers_are_compared_with_answers_and_calls_with_calls():
 
 def test_with_an_offset_answers_are_compared_with_calls():
     # The same three; the answer's value is 1.0 - 0.4 = 0.6. The mean is 0.4 * 0.2 + 0.4 * 0.6 +
-    # 0.2 * 0.6 = 0.44, so the advantages are -0.24, 0.16 and 0.16; beta = 5 adds five times as much.
+    # 0.2 * 0.6 = 0.44, so the advantages are -0.24, 0.16 and 0.16, and beta is 5.
     candidates = [
         Proposal(math.log(0.4), True, 0.2),
         Proposal(math.log(0.4), True, 0.6),
