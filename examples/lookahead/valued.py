@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import torch
 from sources import AllowedCalls
@@ -31,7 +30,7 @@ class TurnValues:
     """
 
     def __init__(self, folder: str) -> None:
-        self._encoder = VerdictEncoder(DialogueEncoder(Path(folder), {}), QUESTION, MAX_CONTEXT)
+        self._encoder = VerdictEncoder(DialogueEncoder(folder), QUESTION, MAX_CONTEXT)
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
     def value(self, task: Task, turns: list[ScoreTurn]) -> float:
