@@ -16,6 +16,7 @@ from agent_r1.learner.engine.layout import build_microbatch
 from agent_r1.learner.engine.microbatches import (
     plan_microbatches,
     plan_shared,
+    scatter_back,
     scoring_sample,
     split_evenly,
 )
@@ -177,6 +178,16 @@ def test_a_scoring_sample_asks_for_every_predictable_token():
     )
     assert batch.positions.tolist() == [0, 1]
     assert batch.targets.tolist() == [5, 6]
+
+
+def test_what_ranks_computed_goes_back_to_the_tokens_that_asked():
+    samples = [sample([10, 11, 12], [1, 2]), sample([20, 21], [1]), sample([30, 31, 32], [2])]
+    plan = [[[2, 0]], [[1]]]  # rank 0 has the last sample before the first
+    batches = [[build_microbatch(samples, one, layout="padded") for one in s] for s in plan]
+    flat = [[np.array([3.2, 1.1, 1.2], np.float32)], [np.array([2.1], np.float32)]]
+    back = scatter_back(batches, flat, [one.loss_mask for one in samples])
+    expected = [[0.0, 1.1, 1.2], [0.0, 2.1], [0.0, 0.0, 3.2]]
+    assert [row.tolist() for row in back] == [pytest.approx(row) for row in expected]
 
 
 def test_an_even_split_keeps_order_and_every_sample():
