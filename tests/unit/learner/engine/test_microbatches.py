@@ -164,6 +164,19 @@ def test_samples_that_begin_alike_meet(tokens: list[list[int]], ranks: int, max_
         assert built.num_computed == len(distinct)
 
 
+def test_a_shared_prefix_is_predicted_once_at_each_temperature():
+    warm, hot = (
+        dataclasses.replace(sample([1, 2, last], [1, 2]), temperature=temperature)
+        for last, temperature in ((3, 0.5), (4, 2.0))
+    )
+    batch = build_microbatch([warm, hot], [0, 1], layout="shared")
+    # After token 1, both have token 2; after [1, 2], one has 3 and the other 4.
+    assert batch.positions.tolist() == [0, 0, 1, 1]
+    assert batch.targets.tolist() == [2, 2, 3, 4]
+    assert batch.temperatures.tolist() == [0.5, 2.0, 0.5, 2.0]
+    assert batch.predictions.tolist() == [0, 2, 1, 3]
+
+
 @pytest.mark.parametrize("layout", get_args(Layout))
 def test_the_empty_microbatch_trains_on_nothing(layout: Layout):
     batch = build_microbatch([], [], layout=layout)
