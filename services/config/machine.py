@@ -23,7 +23,7 @@ from agent_r1.config.gpu_looks import (
 from agent_r1.config.packages import flash_attention_problem, installed_version
 from agent_r1.config.placement import place
 from agent_r1.config.redis_server import ANSWER_TIMEOUT_S, look_at_redis
-from agent_r1.config.run import Config
+from agent_r1.config.run import SUPERVISED, Config
 from agent_r1.config.sources import ConfigError
 from agent_r1.learner.config import EngineConfig
 from agent_r1.rollout.policy import PolicySetupError
@@ -39,8 +39,6 @@ from agent_r1_proto.tools import ToolSpec
 
 Purpose = Literal["train", "evaluate", "sft", "train_reward", "serve"]
 """The command that a configuration is checked for."""
-SUPERVISED: tuple[Purpose, ...] = ("sft", "train_reward")
-"""Purposes that train on dialogues: without rollout, tools, reward and Redis."""
 
 SANDBOXED = ("python_exec", "code_tests")
 """Types of tools that run the model's code."""
