@@ -1,21 +1,17 @@
-"""Weights over HTTP: room for them, which versions have a delta, files still on their way."""
+"""Weights over HTTP: whether there is room for them, and files still on their way."""
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import torch
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from agent_r1.weights.download import PartialFile
-from agent_r1.weights.http import HttpTransport, ServedFiles, require_room_for_versions
-from agent_r1.weights.snapshot import Weights, write_snapshot
-from agent_r1_proto.weights import MANIFEST_FILE, FileChunks, WeightManifest
+from agent_r1.weights.http import ServedFiles, require_room_for_versions
+from agent_r1_proto.weights import FileChunks
 from tests.support.disk import free
 
 CHUNKS = [b"0123", b"4567", b"89"]
@@ -71,16 +67,3 @@ def test_ranges_that_have_not_come_are_not_served(partial: PartialFile):
     assert [get(one) for one in ("bytes=0-4", "bytes=4-7", "")] == [(404, b"")] * 3
     files.remove(7)
     assert get("bytes=0-3") == (404, b"")
-
-
-async def test_one_version_in_three_has_no_delta(tmp_path: Path):
-    server: Any = SimpleNamespace(app=FastAPI(), url="http://learner")
-    transport = HttpTransport(server, dense_every=3)
-    deltas: list[int | None] = []
-    for version in range(1, 8):
-        folder = tmp_path / f"v{version}"
-        write_snapshot(folder, "run", version, Weights({"w": torch.full((8,), float(version))}))
-        await transport.publish(version, folder)
-        delta = WeightManifest.model_validate_json((folder / MANIFEST_FILE).read_bytes()).delta
-        deltas.append(delta and delta.base_version)
-    assert deltas == [None, 1, 2, None, 4, 5, None]
