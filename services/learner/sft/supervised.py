@@ -30,8 +30,7 @@ from agent_r1.learner.engine.ranks.rank_env import RankPlace
 from agent_r1.learner.sft.data import SftData, plan_batches
 from agent_r1.runtime.config import ModelConfig, RunConfig
 from agent_r1.runtime.exit_status import STOP_SIGNALS
-from agent_r1.runtime.files.json_lines import split_lines
-from agent_r1.runtime.files.state import check_object, read_object
+from agent_r1.runtime.files.state import check_object, read_object, split_lines
 from agent_r1.runtime.files.writing import replace_directory, write_atomically
 from agent_r1.runtime.imports import quick_imports
 

@@ -217,6 +217,15 @@ def bind(name: str, listen: ListenConfig, token: RunToken | None) -> socket.sock
             without a token.
     """
     require_token(name, listen, token)
+    return bind_unprotected(name, listen)
+
+
+def bind_unprotected(name: str, listen: ListenConfig) -> socket.socket:
+    """Return a bound socket of a service that may have a token later.
+
+    Raises:
+        ValueError: the address is in use or not of this machine.
+    """
     family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
     # asyncio turns Nagle's algorithm off only where the protocol is named; with it on, an answer in
     # two writes waits 40 ms for the other side's delayed acknowledgement.
