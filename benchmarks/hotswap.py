@@ -6,7 +6,8 @@ Starts `agent-r1 train` on tiny_world with every service, and then adds, upgrade
 back, drains, kills and restarts instances of its search tool, each time with at least 32
 trajectories in flight; then it stops the run. Every trained trajectory is read back. The exit
 status is 1 when something was lost or a pin was broken. `--wait-s` is how long the tool takes to
-answer, beside its search.
+answer, beside its search; before the first swap and after the last come `--quiet-steps`, for the
+latencies to compare with.
 """
 
 from __future__ import annotations
@@ -53,15 +54,13 @@ POOL = "hotswap"
 GROUP_SIZE = 8
 MIN_IN_FLIGHT = 32
 MORE_STEPS_THAN_NEEDED = 100_000
-QUIET_STEPS = 3
-"""Steps before the first swap and after the last, for the latencies to compare with."""
 ANNOUNCEMENT = Path("announce", "rollout", "rollout.json")
 """In the private folder of the run's launcher."""
 EXPIRY_S = 2.0
 START_TIMEOUT_S = 60.0
 OPERATIONS = (
-    *("upgrade", "add", "upgrade", "canary", "rollback", "forward", "add", "kill_one"),
-    *("add", "drain_old", "kill_version", "add"),
+    *("upgrade", "canary", "rollback", "forward", "add", "kill_one"),
+    *("add", "upgrade", "add", "drain_old", "kill_version", "add"),
 )
 """Methods of `Swapper`, in an order in which each is possible, again and again."""
 
@@ -262,7 +261,7 @@ def read_back(groups: int, first: int, last: int) -> Row:
 
 def main() -> None:
     """Swap, and write the report; exit with 1 where something was lost."""
-    options = read_options(__doc__, swaps=50, groups=16, wait_s=0.05, world="")
+    options = read_options(__doc__, swaps=50, groups=16, wait_s=0.05, quiet_steps=3, world="")
     world = Path(options.world).resolve() if options.world else make_world()
     shutil.rmtree(SCRATCH, ignore_errors=True)
     SCRATCH.mkdir(parents=True)
@@ -282,10 +281,10 @@ def main() -> None:
         process(*train_command(RUN_DIR, settings)) as run,
         Swapper(run, world / "corpus.jsonl", options.wait_s) as swapper,
     ):
-        first = swapper.wait_for_steps(QUIET_STEPS)
+        first = swapper.wait_for_steps(options.quiet_steps)
         done = swap(swapper, options.swaps)
         last = len(read_steps())
-        swapper.wait_for_steps(last + QUIET_STEPS)
+        swapper.wait_for_steps(last + options.quiet_steps)
         run.send_signal(signal.SIGINT)
         if run.wait() != EXIT_INTERRUPTED:
             sys.exit(f"hotswap: the run failed; see {RUN_DIR / 'logs'}")

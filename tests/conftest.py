@@ -8,6 +8,7 @@ missing data folder or Elasticsearch skips it with the reason.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import shutil
@@ -290,6 +291,20 @@ def real_data_dir() -> Path:
             f"no real data: {folder / 'hotpotqa_corpus.jsonl.gz'} cannot be read; "
             "set AGENT_R1_REAL_DATA to a folder that has it"
         )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def world_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Corpus and questions of tiny_world 5: one folder for all processes of the test run."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "tiny_world"
+    script = REPOSITORY / "examples" / "tiny_world" / "generate.py"
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            command = [sys.executable, script, "--seed=5", "--out", folder, "--no-sft"]
+            subprocess.run(command, check=True)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: a world, and two deterministic runs of one configuration.
+"""What the end-to-end tests share: two deterministic runs of one configuration.
 
 A start of every service costs most of a minute of CPU, so one run serves several files;
 tests/support/parallel.py keeps these in one process.
@@ -11,8 +11,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,7 +34,6 @@ from tests.support.runs import (
 )
 from tests.support.sockets import is_exposed, listening
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 STOP_TIMEOUT_S = 60.0
 FAIL_TIMEOUT_S = 180.0
 STEPS = 6
@@ -76,17 +73,6 @@ class BreakingSearch(Tool):
 """
 
 
-@pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small world's corpus and questions."""
-    folder = tmp_path_factory.mktemp("world")
-    script = REPOSITORY / "examples" / "tiny_world" / "generate.py"
-    subprocess.run(
-        [sys.executable, str(script), "--seed", "5", "--out", str(folder), "--no-sft"], check=True
-    )
-    return folder
-
-
 @dataclass(frozen=True)
 class ResumedRun:
     """A run that was disturbed and resumed."""
@@ -101,13 +87,13 @@ class ResumedRun:
 
 @pytest.fixture(scope="session")
 def resumed_run(
-    tmp_path_factory: pytest.TempPathFactory, world: Path, tiny_base_dir: Path
+    tmp_path_factory: pytest.TempPathFactory, world_files: Path, tiny_base_dir: Path
 ) -> ResumedRun:
     """A run whose rollout server is killed with SIGKILL, which is then stopped by Ctrl-C, resumed,
     and goes to its end."""
     folder = tmp_path_factory.mktemp("resumed")
     run_dir = folder / "run"
-    config = write_config(folder, run_id="e2e", base=tiny_base_dir, world=world)
+    config = write_config(folder, run_id="e2e", base=tiny_base_dir, world=world_files)
     options = set_options(
         {
             **DETERMINISTIC,
@@ -164,14 +150,14 @@ class FailedRun:
 
 @pytest.fixture(scope="session")
 def failed_run(
-    tmp_path_factory: pytest.TempPathFactory, world: Path, tiny_base_dir: Path
+    tmp_path_factory: pytest.TempPathFactory, world_files: Path, tiny_base_dir: Path
 ) -> FailedRun:
     """The configuration of `resumed_run`, left alone for as many steps; then its tool raises."""
     folder = tmp_path_factory.mktemp("failed")
     breaks = folder / "breaks"
     (folder / "plugins").mkdir()
     (folder / "plugins" / "breaking_tool.py").write_text(BREAKING_TOOL)
-    config = write_config(folder, run_id="broken", base=tiny_base_dir, world=world)
+    config = write_config(folder, run_id="broken", base=tiny_base_dir, world=world_files)
     tool = f'type = "breaking_tool:BreakingSearch"\n[tools.search.settings]\nbreaks = "{breaks}"\n'
     config.write_text(config.read_text().replace('type = "search"\n', tool))
     options = {

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-SWAPS = 8
+SWAPS = 6
 GROUPS = 2
 WAIT_S = 5.0
 """A slow tool keeps many trajectories in flight, and the run computes little while tools start."""
@@ -20,9 +20,10 @@ WAIT_S = 5.0
 @pytest.mark.vllm
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_nothing_is_lost_while_tools_are_swapped(world: Path, tmp_path: Path):
+def test_nothing_is_lost_while_tools_are_swapped(world_files: Path, tmp_path: Path):
     command = [sys.executable, "-m", "benchmarks.hotswap", "--swaps", str(SWAPS)]
-    command += ["--groups", str(GROUPS), "--wait-s", str(WAIT_S), "--world", str(world)]
+    command += ["--groups", str(GROUPS), "--wait-s", str(WAIT_S), "--world", str(world_files)]
+    command += ["--quiet-steps", "1"]
     environment = os.environ | {"BENCH_OUT": str(tmp_path)}
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

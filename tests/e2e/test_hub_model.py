@@ -26,9 +26,9 @@ OPTIONS = {
 
 
 def test_the_launcher_downloads_once_and_nobody_else_asks(
-    tmp_path: Path, world: Path, tiny_base_dir: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, world_files: Path, tiny_base_dir: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    config = write_config(tmp_path, run_id="hub", base=tiny_base_dir, world=world)
+    config = write_config(tmp_path, run_id="hub", base=tiny_base_dir, world=world_files)
     config.write_text(re.sub(r'path = ".*"', f'path = "{NAME}"', config.read_text(), count=1))
     for name in [name for name in os.environ if name.startswith("HF_")]:
         monkeypatch.delenv(name)

@@ -22,8 +22,8 @@ def test_it_is_one_page():
     assert len(PAGE.read_text().splitlines()) <= MOST_LINES
 
 
-def test_it_trains(tmp_path: Path, tiny_base_dir: Path, world: Path):
-    config = write_config(tmp_path, run_id="minimal", base=tiny_base_dir, world=world)
+def test_it_trains(tmp_path: Path, tiny_base_dir: Path, world_files: Path):
+    config = write_config(tmp_path, run_id="minimal", base=tiny_base_dir, world=world_files)
     command = [sys.executable, str(PAGE), str(config)]
     command += ["--steps", "2", "--questions", "4", "--group-size", "4"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)

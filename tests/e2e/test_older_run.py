@@ -9,20 +9,25 @@ a word that stands for where they lie.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from agent_r1.cli import main as cli
-from tests.support.runs import agent_r1
+from agent_r1.config.run import load_config
+from agent_r1.learner.main import build_engine
+from agent_r1.learner.run_spec import RunSpec
+from agent_r1.learner.train import Learner
+from agent_r1_proto.streams import Broker
+from tests.integration.test_learner_algorithms import LEARN_S, Services, answer
+from tests.support.runs import finished
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 CONTRACT = Path(__file__).resolve().parents[1] / "contract"
-TIMEOUT_S = 240
 
 
 def old_run(name: str, word: str, folder: Path) -> Path:
@@ -33,21 +38,8 @@ def old_run(name: str, word: str, folder: Path) -> Path:
     return folder / "run"
 
 
-@pytest.mark.parametrize(
-    ("name", "word"),
-    [
-        ("run_0_1_0", "RUN_0_1_0"),
-        ("run_before_lineages", "OLD_RUN"),
-        ("run_config_version_1", "OLD_RUN"),
-    ],
-)
-def test_an_older_run_goes_on(tmp_path: Path, name: str, word: str):
-    run = old_run(name, word, tmp_path / "old")
-
-    command = agent_r1("train", "--resume", run, "--set", "learner.steps=6")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
-
-    assert done.returncode == 0, done.stdout + done.stderr
+def assert_went_on(run: Path) -> None:
+    """Assert that two steps followed the four of the older version."""
     summary = json.loads((run / "summary.json").read_text())
     lines = (run / "metrics.jsonl").read_text().splitlines()
     # 4 steps of 2 groups of 2 were trained before, 2 more now; version 4 was the last.
@@ -55,6 +47,40 @@ def test_an_older_run_goes_on(tmp_path: Path, name: str, word: str):
     assert summary["trajectories_trained"] == 24
     assert summary["policy_version"] > 4
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_oldest_run_goes_on(tmp_path: Path):
+    run = old_run("run_0_1_0", "RUN_0_1_0", tmp_path / "old")
+    finished("train", "--resume", run, "--set", "learner.steps=6")
+    assert_went_on(run)
+
+
+@pytest.mark.parametrize("name", ["run_before_lineages", "run_config_version_1"])
+async def test_the_learner_goes_on_with_an_older_run(
+    tmp_path: Path, redis_url: str, run_id: str, name: str
+):
+    run = old_run(name, "OLD_RUN", tmp_path / "old")
+    keys = {"redis.url": redis_url, "run.id": run_id, "learner.steps": 6}
+    options = [f"{key}={value}" for key, value in {**keys, "learner.canary_tokens": 0}.items()]
+    config = load_config(run / "config.json", options).config
+    spec = RunSpec(
+        run=config.run,
+        model=config.model,
+        redis=config.redis,
+        prompts=config.prompt_order(),
+        learner=config.learner,
+        engine=config.engine,
+        evaluation=config.evaluation,
+        resolved_config={},
+        resume=True,
+    ).prepare()
+    with build_engine(spec) as engine:
+        async with (
+            await Broker.connect(redis_url, run_id) as broker,
+            Services(broker, answer=answer).running(),
+        ):
+            await asyncio.wait_for(Learner(spec, engine).run(), LEARN_S)
+    assert_went_on(run)
 
 
 def test_trajectories_of_a_version_that_read_no_turns_are_shown_and_scored(
@@ -86,9 +112,7 @@ def test_a_run_with_keys_of_an_older_version_is_shown_scored_and_evaluated(
     assert cli.main(["rescore", str(run), *options]) == 0
 
     out = tmp_path / "answers.jsonl"
-    command = agent_r1("evaluate", run / "config.json", "--policy", run, "--out", out)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert done.returncode == 0, done.stdout + done.stderr
+    finished("evaluate", run / "config.json", "--policy", run, "--out", out)
     assert len(out.read_text().splitlines()) == 8  # tasks
 
 

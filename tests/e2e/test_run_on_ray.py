@@ -36,9 +36,14 @@ def ray_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_trains_every_sample_once_and_leaves_nothing(
-    tmp_path: Path, redis_url: str, run_id: str, tiny_base_dir: Path, world: Path, ray_folder: Path
+    tmp_path: Path,
+    redis_url: str,
+    run_id: str,
+    tiny_base_dir: Path,
+    world_files: Path,
+    ray_folder: Path,
 ):
-    config = write_config(tmp_path / "job", run_id=run_id, base=tiny_base_dir, world=world)
+    config = write_config(tmp_path / "job", run_id=run_id, base=tiny_base_dir, world=world_files)
     folder, port = tmp_path / "run", free_port()
     options = {
         "redis.url": redis_url,

@@ -22,7 +22,7 @@ FORGETS = f'({SAID} if loop.last else {SAID}.split("</think>")[-1])'
 def run(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
-    world: Path,
+    world_files: Path,
     tiny_base_dir: Path,
 ) -> Path:
     folder = tmp_path_factory.mktemp("segments")
@@ -32,7 +32,7 @@ def run(
     kept = template.read_text()
     assert SAID in kept
     template.write_text(kept.replace(SAID, FORGETS))
-    config = write_config(folder, run_id=f"segments-{request.param}", base=base, world=world)
+    config = write_config(folder, run_id=f"segments-{request.param}", base=base, world=world_files)
     options = {
         "env.rewritten_history": "segments",
         "learner.algorithm": request.param,

@@ -66,18 +66,18 @@ class KilledRun:
 
 @pytest.fixture(scope="module")
 def killed_run(
-    tmp_path_factory: pytest.TempPathFactory, world: Path, tiny_base_dir: Path
+    tmp_path_factory: pytest.TempPathFactory, world_files: Path, tiny_base_dir: Path
 ) -> KilledRun:
     """A run with a tool of an MCP server that runs Python in the sandbox."""
     folder = tmp_path_factory.mktemp("killed")
-    served = write_config(folder / "served", run_id="shout", base=tiny_base_dir, world=world)
+    served = write_config(folder / "served", run_id="shout", base=tiny_base_dir, world=world_files)
     (folder / "plugins").mkdir()
     (folder / "plugins" / "shout.py").write_text(IN_SANDBOX)
     plugins = json.dumps([str(folder / "plugins")])
     served.write_text(served.read_text().replace("seed = 3", f"seed = 3\nplugins = {plugins}"))
     replace_search(served, '[tools.search]\ntype = "shout:Shout"\n')
 
-    config = write_config(folder, run_id="mcp", base=tiny_base_dir, world=world)
+    config = write_config(folder, run_id="mcp", base=tiny_base_dir, world=world_files)
     command = json.dumps(agent_r1("tools", "mcp", served, "search"))
     replace_search(
         config,

@@ -29,18 +29,24 @@ SHAPE = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
 }
-TINY_SHAPE = {"hidden_size": 64, "intermediate_size": 64}
+MODELS: dict[str, dict[str, Any]] = {
+    "untied": {"tie_word_embeddings": False},
+    "tied": {"tie_word_embeddings": True},
+    TINY: {"hidden_size": 64, "intermediate_size": 64},
+}
 SHORT = "bfloat16"
 """Policy, reference and critic of float32 files: what a rank reads is then a copy of its own."""
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 16)}
 """Lets the C library give back at once what is freed: it would keep some for later."""
 
 
-def save(folder: Path, **shape: Any) -> None:
+def save(folder: Path, shape: dict[str, Any], *, resumes: bool) -> None:
     """Write a random model, in several files, and a state of it as a checkpoint has it."""
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(Qwen2Config(**{**SHAPE, **shape}))
     model.save_pretrained(folder, max_shard_size="50MB")
+    if not resumes:
+        return
     state = {
         f"{name}.{key}": torch.randn(parameter.shape) ** power
         for name, parameter in PolicyModule(model, 16).named_parameters()
@@ -48,15 +54,6 @@ def save(folder: Path, **shape: Any) -> None:
     }
     steps = {"optimizer_steps": "3", "adam_steps": "3"}
     save_file(state, folder / POLICY_FILE, steps)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("rank_memory")
-    save(folder / "untied", tie_word_embeddings=False)
-    save(folder / "tied", tie_word_embeddings=True)
-    save(folder / TINY, **TINY_SHAPE)
-    return folder
 
 
 def run(folder: Path, ranks: int, case: str) -> list[dict]:
@@ -101,9 +98,11 @@ def run(folder: Path, ranks: int, case: str) -> list[dict]:
     ],
 )
 def test_a_rank_takes_its_part_of_the_memory_and_the_weights_are_those_of_the_files(
-    folder: Path, ranks: int, case: str
+    tmp_path: Path, ranks: int, case: str
 ):
-    answers = run(folder, ranks, case)
+    for name in (CASES[case].model, TINY):
+        save(tmp_path / name, MODELS[name], resumes=CASES[case].resumes)
+    answers = run(tmp_path, ranks, case)
     assert len(answers) == ranks
     assert [answer for answer in answers if answer["different"]] == []
     assert [answer for answer in answers if answer["peak"] > answer["bound"]] == []

@@ -7,8 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -26,6 +24,7 @@ from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.stream_consumer import StreamConsumer
 from agent_r1_proto.streams import Broker
 from tests.support.builders import rollout_task, trajectory
+from tests.support.forked import Forked
 
 pytestmark = pytest.mark.redis
 
@@ -243,13 +242,9 @@ class Service:
         self.folder = folder / name
         self.folder.mkdir()
         self.log = self.folder / "log"
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", SERVE, url, run_id, json.dumps(table), str(self.folder)],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=os.environ | {"PYTHONPATH": str(folder), "HOLD_DIR": str(folder)},
-            )
+        env = os.environ | {"PYTHONPATH": str(folder), "HOLD_DIR": str(folder)}
+        arguments = (url, run_id, json.dumps(table), str(self.folder))
+        self.process = Forked(SERVE, *arguments, env=env, log=self.log)
 
     def wait_for(self, path: Path) -> None:
         """Wait until a file exists."""

@@ -22,6 +22,7 @@ from elasticsearch import Elasticsearch
 from agent_r1.tools.search.elasticsearch_build import build_index
 from agent_r1.tools.search.elasticsearch_client import ElasticsearchServer
 from agent_r1_proto.tools import CallReply, ToolHealth, ToolSpec
+from tests.support.forked import Forked
 
 WAIT_S = 30.0
 POLL_S = 0.02
@@ -63,13 +64,9 @@ class Service:
         self.announcement.unlink(missing_ok=True)
         self.log = folder / f"{name}.log"
         folder.mkdir(exist_ok=True)
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", SERVE, name, json.dumps(table), str(folder)],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=os.environ | {"PYTHONPATH": str(plugins)},
-            )
+        env = os.environ | {"PYTHONPATH": str(plugins)}
+        arguments = (name, json.dumps(table), str(folder))
+        self.process = Forked(SERVE, *arguments, env=env, log=self.log)
 
     def url(self) -> str:
         """Wait for the announcement; return the URL in it."""

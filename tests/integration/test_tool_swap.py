@@ -11,8 +11,6 @@ import io
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -27,6 +25,7 @@ from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.registry import ToolRegistry
 from agent_r1_proto.tool_pool import ToolUse
 from tests.conftest import RedisServer
+from tests.support.forked import AGENT_R1, Forked
 
 pytestmark = pytest.mark.redis
 
@@ -83,7 +82,6 @@ class Waiter(Tool):
             await asyncio.Event().wait()
         return "done"
 """
-COMMAND = Path(sys.executable).with_name("agent-r1")
 
 
 class Pool:
@@ -93,34 +91,28 @@ class Pool:
         self.name = name
         self._folder = folder
         self._redis_url = redis_url
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Forked] = []
 
     def log(self, number: int) -> str:
         """Return what the process of this number has printed."""
         return (self._folder / f"tool{number}" / "log").read_text()
 
-    def start(
-        self, source: str, class_name: str, version: str, *options: str
-    ) -> subprocess.Popen[bytes]:
+    def start(self, source: str, class_name: str, version: str, *options: str) -> Forked:
         """Start `agent-r1 serve tool my_tool:Class` in a folder with the class in one file."""
         folder = self._folder / f"tool{len(self.processes)}"
         folder.mkdir()
         (folder / "my_tool.py").write_text(source.replace("VERSION", version))
         tool = class_name.lower()
-        command = [str(COMMAND), "serve", "tool", f"my_tool:{class_name}"]
+        command = ["serve", "tool", f"my_tool:{class_name}"]
         command += ["--set", f"run.tool_pool={self.name}"]
         command += ["--set", f"tools.{tool}.announce_expiry_s=1", *options]
         return self.run(command, folder, {"AGENT_R1__REDIS__URL": self._redis_url})
 
-    def run(
-        self, command: list[str], folder: Path, variables: Mapping[str, str]
-    ) -> subprocess.Popen[bytes]:
+    def run(self, command: list[str], folder: Path, variables: Mapping[str, str]) -> Forked:
         """Run a command in a folder, with its output in the file `log` there."""
         clean = {k: v for k, v in os.environ.items() if not k.startswith("AGENT_R1__")}
-        with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                command, cwd=folder, env={**clean, **variables}, stdout=log, stderr=log
-            )
+        env, log = {**clean, **variables}, folder / "log"
+        process = Forked(AGENT_R1, *command, env=env, log=log, cwd=folder)
         self.processes.append(process)
         return process
 
@@ -448,7 +440,7 @@ async def test_a_tool_served_from_a_run_folder_joins_the_run_that_runs_there(
         "tools": {"echo": {"type": "my_tool:Echo", "new_version": "none"}},
     }
     (folder / "config.json").write_text(json.dumps(config))
-    command = [str(COMMAND), "serve", "echo", str(folder / "config.json")]
+    command = ["serve", "echo", str(folder / "config.json")]
     with launcher_state(folder) as state_dir:  # this process is the launcher
         (state_dir / REDIS_URL_FILE).write_text(redis_url)
         (state_dir / TOKEN_FILE).write_text("0123456789abcdef\n")

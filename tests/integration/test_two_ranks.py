@@ -25,6 +25,8 @@ from tests.support.tiny_models import save_model
 
 END_TIMEOUT_S = 60.0
 LAUNCHER_END_S = 60.0
+FULL = (pytest.mark.ranks, pytest.mark.timeout(900))
+FULL_MODES = ("compare", "lora")
 
 
 @pytest.fixture(scope="module")
@@ -97,19 +99,18 @@ def listening(pid: int) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "mode", ["compare", pytest.param("lora", marks=[pytest.mark.ranks, pytest.mark.timeout(900)])]
-)
+@pytest.mark.parametrize("mode", ["short", *(pytest.param(m, marks=FULL) for m in FULL_MODES)])
 def test_two_ranks_equal_one_under_every_stage_and_end_with_rank_0(
     tmp_path: Path, leaders: list[Leader], mode: str
 ):
     model_dir = save_model(tmp_path / "model")
     lora = two_ranks.LORA if mode == "lora" else None
     engines = partial(make_engine, model_dir, reference=True, critic=True, lora=lora)
-    single = [engines(zero_stage=stage) for stage in range(4)]
-    for stage, engine in enumerate(single):
+    stages = two_ranks.STAGES[mode]
+    single = {stage: engines(zero_stage=stage) for stage in stages}
+    for stage, engine in single.items():
         two_ranks.train_and_save(engine, two_ranks.state_of_one(model_dir, stage))
-    went_on = [two_ranks.go_on(engine) for engine in single]
+    went_on = {stage: two_ranks.go_on(engine) for stage, engine in single.items()}
     leader = Leader(mode, model_dir)
     leaders.append(leader)
     # meanwhile, one rank
@@ -119,7 +120,7 @@ def test_two_ranks_equal_one_under_every_stage_and_end_with_rank_0(
     probe = leader.answer()
     assert probe["microbatches"] > 1
     assert relative_distance(np.array(probe["gradient"]), one_rank) <= 1e-5
-    for stage in range(4):
+    for stage in stages:
         found = leader.answer()
         assert found["stage"] == stage
         for key in ("losses", "grad_norms", "kl", "value_losses", "filtered"):
@@ -152,7 +153,7 @@ def test_two_ranks_equal_one_under_every_stage_and_end_with_rank_0(
 @pytest.mark.parametrize(
     ("mode", "message", "exit_code"),
     [
-        ("lose", "rank 1 ended with exit code -9", -9),
+        pytest.param("lose", "rank 1 ended with exit code -9", -9, marks=FULL),
         ("fail", "rank 1: ArithmeticError: this loss fails on rank 1", 1),
     ],
 )
@@ -195,7 +196,7 @@ def test_a_lost_rank_that_rank_0_did_not_start_is_named(model_dir: Path, leaders
     assert all("rank 1 ended" in error for error in errors)
 
 
-@pytest.mark.slow
+@pytest.mark.ranks
 def test_the_ranks_of_torchrun_train_and_end_in_order(model_dir: Path, leaders: list[Leader]):
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     leaders.append(Leader("end", model_dir, *torchrun))

@@ -19,7 +19,6 @@ POLICY = "tests/integration/test_vllm_policy.py"
 WEIGHTS = "tests/integration/test_vllm_weights.py"
 ALL = ("tests/runner_v2", POLICY, WEIGHTS, "tests/integration/test_lora.py", "-m", "vllm")
 SHORT = (
-    f"{POLICY}::test_scores_are_those_of_a_transformers_forward[33]",
     f"{POLICY}::test_scores_are_those_of_a_transformers_forward[100]",
     f"{POLICY}::test_sampled_logprobs_are_those_of_a_transformers_forward[0.7]",
     f"{WEIGHTS}::test_requests_in_flight_cross_updates_and_label_every_token",

@@ -1,9 +1,9 @@
 """Rank 0 of a learner of two ranks, for test_two_ranks.py: prints one JSON line per answer.
 
-    python -m tests.support.two_ranks compare|lora|lose|fail|outlive|stall|end MODEL_DIR
+    python -m tests.support.two_ranks short|compare|lora|lose|fail|outlive|stall|end MODEL_DIR
 
-`compare` trains under every ZeRO stage and prints what came out, then waits to be killed; `lora`
-does so with adapters.
+`compare` trains under every ZeRO stage and prints what came out, then waits to be killed; `short`
+takes the first and the last stage, `lora` all of them with adapters.
 `lose` ends rank 1 by kill -9, `fail` lets it raise, `outlive` has the test end it; they print what
 calls raise from then on. `stall` loses rank 1 in a call that does not come back. `end` trains a
 batch and ends in order.
@@ -21,7 +21,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +49,8 @@ COUNT = 7
 STEPS = 3
 CRITIC_LR = 3e-3
 LORA = LoraConfig(rank=4)
+STAGES = {"short": (0, 3), "compare": (0, 1, 2, 3), "lora": (0, 1, 2, 3)}
+"""ZeRO stages that a mode compares."""
 STALL_GRACE_S = 1.0
 SPEC = LossSpec(kl_coef=0.1, entropy_coef=0.01, dual_clip=3.0)
 FILTERED_METRICS = ("loss/total", "loss/value", "grad_norm", "batch/optimizer_steps")
@@ -159,12 +160,13 @@ def train(engine: DeepSpeedPolicyEngine, folder: Path) -> dict[str, Any]:
     }
 
 
-def setups(model_dir: Path, lora: LoraConfig | None = None) -> list[EngineSetup]:
+def setups(model_dir: Path, mode: str = "end") -> list[EngineSetup]:
     """Return what both ranks build, in order: a probe of the gradient, then every stage."""
+    lora = LORA if mode == "lora" else None
     model = ModelConfig(path=str(model_dir), max_context=512, lora=lora)
     critic = CriticSetup(model, CRITIC_LR)
     found: list[EngineSetup] = []
-    for stage in range(4):
+    for stage in STAGES.get(mode, ()):
         more = {"zero_stage": stage, "activation_checkpointing": stage == 3}
         table = EngineConfig.model_validate({**SETTINGS, "ranks": 2, **more})
         found.append(EngineSetup.of(model, table, with_reference=True, critic=critic))
@@ -172,9 +174,9 @@ def setups(model_dir: Path, lora: LoraConfig | None = None) -> list[EngineSetup]
     return [EngineSetup.of(model, plain, with_reference=True), *found]
 
 
-def compare(model_dir: Path, place: RankPlace, lora: LoraConfig | None = None) -> None:
+def compare(model_dir: Path, place: RankPlace, mode: str) -> None:
     """Train under every stage on the same two ranks."""
-    probe_setup, *others = setups(model_dir, lora)
+    probe_setup, *others = setups(model_dir, mode)
     group = RankGroup(probe_setup, place)
     answer_line({"workers": [process.pid for process in group.workers]})
     lengths = [sample.num_tokens for sample in make_samples(COUNT, seed=SEED)]
@@ -276,18 +278,12 @@ def main(mode: str, model_dir: Path) -> None:
     """Lead, or follow where rank 0 has started this process."""
     place = read_place(os.environ, 2, "learner")
     if place.rank > 0:
-        follow(place, setups(model_dir, LORA if mode == "lora" else None))
-    with_adapters = partial(compare, lora=LORA)
-    modes = {
-        "compare": compare,
-        "lora": with_adapters,
-        "lose": lose,
-        "fail": fail,
-        "outlive": outlive,
-        "stall": stall,
-        "end": end,
-    }
-    modes[mode](model_dir, place)
+        follow(place, setups(model_dir, mode))
+    if mode in STAGES:
+        compare(model_dir, place, mode)
+    else:
+        modes = {"lose": lose, "fail": fail, "outlive": outlive, "stall": stall, "end": end}
+        modes[mode](model_dir, place)
 
 
 if __name__ == "__main__":

@@ -99,12 +99,12 @@ CODE = [
     for folder in ("services", "proto", "deploy", "scripts", "benchmarks", "examples", "tests")
     for path in sorted((REPOSITORY / folder).rglob("*.py"))
 ]
+PATHS = ["/" + relative(path) for path in CODE]
 
 
 def unknown_files(names: list[str]) -> list[str]:
     """Return those names of Python files that no file of the repository ends in."""
-    paths = ["/" + relative(path) for path in CODE]
-    return [name for name in names if not any(path.endswith("/" + name) for path in paths)]
+    return [name for name in names if not any(path.endswith("/" + name) for path in PATHS)]
 
 
 @pytest.mark.parametrize("paper", OWN_FILES)

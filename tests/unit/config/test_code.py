@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import torch  # noqa: F401 - the probe has transformers do without it where it is not there yet
 
 from agent_r1.config import checks as config_checks
 from agent_r1.config import code as config_code
+from agent_r1.config import probe
 from agent_r1.config.findings import Findings
 from agent_r1.config.run import load_config
 from agent_r1_proto.tasks import Task
@@ -58,19 +61,35 @@ def loaded(
     model: bool = False,
     machine: bool = False,
     prompts: Mapping[str, Task] | None = None,
+    elsewhere: bool = False,
 ) -> Findings:
-    """Load what the configuration names; only the code, unless the model is asked for."""
+    """Load what the configuration names; only the code, unless the model is asked for.
+
+    `elsewhere` does it in the process that is made for that, whose imports take seconds.
+    """
     config = load_config(folder / "run.toml", options, {}).config
     config_checks.use_plugins(config)
-    return config_code.load_everything(
-        config,
-        trains=True,
-        samples=True,
-        model=model,
-        machine=machine,
-        task=Task(id="t", prompt="Where?"),
-        prompts=prompts,
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        if not elsewhere:
+            patch.setattr(config_code, "_run", probe_here)
+        return config_code.load_everything(
+            config,
+            trains=True,
+            samples=True,
+            model=model,
+            machine=machine,
+            task=Task(id="t", prompt="Where?"),
+            prompts=prompts,
+        )
+
+
+def probe_here(request: probe.ProbeRequest) -> tuple[list[probe.Report], None]:
+    known, out = set(sys.modules), io.StringIO()
+    probe.probe(request, out)
+    for name in set(sys.modules) - known:
+        if Path(getattr(sys.modules[name], "__file__", None) or "").parent.name == "mine":
+            del sys.modules[name]
+    return [probe.Report.model_validate_json(line) for line in out.getvalue().splitlines()], None
 
 
 def tool(name: str, type_: str, **settings: object) -> list[str]:
@@ -79,7 +98,7 @@ def tool(name: str, type_: str, **settings: object) -> list[str]:
 
 
 def test_code_that_is_fine_is_loaded_elsewhere_and_tells_what_the_tools_are(folder: Path):
-    findings = loaded(folder, *tool("good", "good_tools:Good", level=2))
+    findings = loaded(folder, *tool("good", "good_tools:Good", level=2), elsewhere=True)
     assert (findings.problems, findings.machine) == ([], [])
     assert findings.specs["good"].description == "Is fine."
     assert set(findings.specs["search"].parameters["properties"]) == {"query"}
@@ -227,7 +246,8 @@ def test_code_that_crashes_hides_no_other_fault(folder: Path, body: str, expecte
     dying = f"\nclass Dying(Good):\n    def __init__(self):\n        {body}\n"
     write(folder, "dying", TOOL + dying)
     write(folder, "broken", "no_such_name")
-    findings = loaded(folder, *tool("dying", "dying:Dying"), *tool("broken", "broken:Tool"))
+    options = [*tool("dying", "dying:Dying"), *tool("broken", "broken:Tool")]
+    findings = loaded(folder, *options, elsewhere=True)
     first, second = findings.problems
     assert first.startswith("tools.dying: ")
     assert expected in first
@@ -240,7 +260,8 @@ def test_code_that_hangs_hides_no_other_fault(folder: Path, monkeypatch: pytest.
     monkeypatch.setattr(config_code, "PART_TIMEOUT_S", 15.0)
     write(folder, "hanging", "import threading\nthreading.Event().wait()")
     write(folder, "broken", "no_such_name")
-    first, second = loaded(folder, "env.type=hanging:Env", "learner.advantage=broken:f").problems
+    options = ["env.type=hanging:Env", "learner.advantage=broken:f"]
+    first, second = loaded(folder, *options, elsewhere=True).problems
     assert (
         "env.type (hanging:Env): it did not load within 15 s; a constructor must be quick" in first
     )

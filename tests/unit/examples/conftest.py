@@ -49,14 +49,6 @@ def tiny_world() -> SimpleNamespace:
 
 
 @pytest.fixture(scope="session")
-def world_files(tiny_world: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the generated files of world 5, demonstrations left out."""
-    folder = tmp_path_factory.mktemp("world")
-    tiny_world.generate.write_world(5, folder, demonstrations=False)
-    return folder
-
-
-@pytest.fixture(scope="session")
 def deep_world() -> SimpleNamespace:
     """The modules of deep_world by name."""
     return load_scripts("deep_world", DEEP_SCRIPTS)
