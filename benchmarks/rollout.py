@@ -31,7 +31,7 @@ from typing import Any
 
 import psutil
 
-from agent_r1.text.trajectory_builder import turn_seed
+from agent_r1.text.tokens import turn_seed
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutKey, RolloutTask, Task

@@ -29,8 +29,8 @@ from agent_r1.runtime.imports import quick_imports
 from agent_r1.runtime.user_code import describe
 from agent_r1.text.chat_format import ChatFormat, OutsideMessage, asked_dialogue, reply_roles
 from agent_r1.text.chat_template import ChatTemplateError, load_tokenizer
-from agent_r1.text.sampler import PolicyError
 from agent_r1.text.template_checks import ANY_TOOL, check_call_format
+from agent_r1.text.tokens import PolicyError
 from agent_r1.text.tool_formats import NO_CALLS, load_tool_format
 from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.kinds import AnyToolConfig

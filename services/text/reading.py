@@ -66,7 +66,7 @@ class _Block:
 
 
 class _Search:
-    """Where closing tags and calls stand in a turn; text is read once, however many blocks ask."""
+    """Positions of closing tags and calls in a turn; text is read once, however many blocks ask."""
 
     def __init__(self, text: str, tool_format: ToolFormat) -> None:
         self.text = text
@@ -313,6 +313,23 @@ def of_read_turns(component: Callable[[ScoreRequest], float]) -> Callable[[Score
         return component(TurnReader().read_request(request))
 
     return measure
+
+
+def most_frequent(answers: Iterable[str | None], weights: Iterable[float] | None = None) -> int:
+    """Return the index of the first answer that most say, 0 where all are empty or None.
+
+    Args:
+        answers: in their order.
+        weights: what the vote of each counts, above 0; None counts all alike.
+
+    Source: self-consistency, arXiv:2203.11171.
+    """
+    said = [" ".join((answer or "").casefold().split()) for answer in answers]
+    votes: dict[str, float] = {}
+    for answer, weight in zip(said, weights or [1.0] * len(said), strict=True):
+        if answer:
+            votes[answer] = votes.get(answer, 0.0) + weight
+    return said.index(max(votes, key=votes.__getitem__)) if votes else 0
 
 
 def find_calls(tool_format: ToolFormat, text: str, start: int) -> CallBlock | None:

@@ -27,7 +27,7 @@ from agent_r1.rollout.vllm.policy import VllmPolicy
 from agent_r1.rollout.vllm.settings import VllmSettings, read_model
 from agent_r1.text.chat_format import ChatFormat
 from agent_r1.text.chat_template import ChatTemplateError, load_tokenizer
-from agent_r1.text.sampler import Generation
+from agent_r1.text.tokens import Generation
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tasks import Role, Task
 from agent_r1_proto.tools import ToolResult

@@ -14,7 +14,7 @@ import pytest
 from agent_r1.rollout.policy import EngineWork
 from agent_r1.rollout.vllm import engine_process
 from agent_r1.rollout.vllm.settings import VllmSettings, read_model
-from agent_r1.text.sampler import Generation
+from agent_r1.text.tokens import Generation
 from tests.support.live_engine import LiveEngine, shared_engine, start_error
 from tests.support.snapshot_files import all_logprobs, build_model
 

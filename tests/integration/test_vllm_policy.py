@@ -12,7 +12,7 @@ import pytest
 
 from agent_r1.rollout.vllm.policy import VllmPolicy
 from agent_r1.rollout.vllm.settings import VllmSettings
-from agent_r1.text.sampler import Generation, PromptError, PromptTooLongError
+from agent_r1.text.tokens import Generation, PromptError, PromptTooLongError
 from agent_r1.weights.manifest import WeightsRefusedError
 from agent_r1_proto.trajectory import VersionSpan
 from tests.support.live_engine import MAX_CONTEXT, LiveEngine, shared_engine, start_error

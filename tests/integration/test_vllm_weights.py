@@ -16,7 +16,7 @@ import pytest
 
 from agent_r1.learner.config import LearnerConfig
 from agent_r1.rollout.watchdog import watch
-from agent_r1.text.sampler import EngineDeadError, Generation
+from agent_r1.text.tokens import EngineDeadError, Generation
 from agent_r1.weights.http import HttpFetcher
 from agent_r1.weights.manifest import WeightsRefusedError
 from agent_r1_proto.registry import RolloutServer

@@ -38,7 +38,7 @@ from agent_r1.rollout.vllm.settings import (
     prepare_environment,
     read_model,
 )
-from agent_r1.text.sampler import EngineDeadError, Generation, PolicyError
+from agent_r1.text.tokens import EngineDeadError, Generation, PolicyError
 from agent_r1.weights.manifest import WeightsRefusedError
 from agent_r1.weights.snapshot import verify_snapshot
 from agent_r1_proto.trajectory import VersionSpan
