@@ -105,7 +105,8 @@ class AgentLoop:
             logger.error("policy failed rollout_id=%s error=%s", rollout.key, exc)
             failure = f"policy_error: {exc}"
         finally:
-            await asyncio.shield(self._close(states))
+            closing = (state.close(self.env.step_timeout_s) for state in states)
+            await asyncio.shield(asyncio.gather(*closing))
         if failure is not None:
             interaction.ended = ("FAILED", failure)
         return interaction.finish(
@@ -235,10 +236,6 @@ class AgentLoop:
             made = getattr(self.make_env, "func", self.make_env)  # of a partial, its class
             name = getattr(made, "__name__", "the environment")
             raise AttemptFailedError(f"env_error: {name}(...) {raised(exc)}") from exc
-
-    async def _close(self, states: list[BranchState]) -> None:
-        for state in states:
-            await state.close(self.env.step_timeout_s)
 
 
 def _check_decoding(

@@ -3,10 +3,10 @@
 rollout/turns.py --replies--> `TokenLoop` --prompt--> a `Sampler` --`Generation`--> the
 `Interaction`, which becomes a `Trajectory`
 
-Calls, tools and environments are others' work: whoever has replies appends them here. Every sampled
-token is kept as it was sampled, with mask 1 and its log-probability; everything else (prompt, glue,
-tool text) has mask 0. Where the chat template rewrites earlier turns, the dialogue is rendered anew
-and begins a segment.
+Nothing here runs a tool: whoever has the replies appends them. Every sampled token is kept as it
+was sampled, with mask 1 and its log-probability; everything else (prompt, glue, tool text) has mask
+0. When the chat template changes earlier turns, the dialogue is rendered again and a new segment
+starts.
 """
 
 from __future__ import annotations
