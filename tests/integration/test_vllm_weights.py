@@ -355,7 +355,7 @@ def test_an_engine_that_hangs_when_new_weights_come_is_killed_as_an_idle_one_is(
 def test_an_engine_that_is_stopped_while_it_loads_is_killed_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    engine = LiveEngine(tmp_path, load_timeout_s=LOAD_TIMEOUT_S)
+    engine = LiveEngine(tmp_path, weight_load_timeout_s=LOAD_TIMEOUT_S)
     policy = engine.policy
     manifest = engine.publish(build_model(101))
     (process,) = policy.engine.engine_core.resources.engine_manager.processes
