@@ -39,8 +39,8 @@ RULES: dict[str, dict[str, str]] = {
         "requests to the engine": r"add_request|input_processor|sampling_params"
         r"|core_client\.py|^generate \(.*(policy|async_llm)",
         "Redis": r"redis/|streams\.py|stream_consumer\.py|registry\.py",
-        "encode and decode": r"agent_r1_proto/(trajectory|tasks|wire|codec)|trajectory_builder"
-        r"|pydantic",
+        "encode and decode": r"agent_r1_proto/(trajectory|tasks|wire|codec)|pydantic"
+        r"|^finish \(.*text/tokens",
         "HTTP": r"tool_calls/(client|transport)|httpx|aiohttp|uvicorn|starlette|fastapi",
         "agent loop": r"agent_loop\.py|parsing\.py|chat_format\.py|tool_calls/|envs/"
         r"|rollout/worker\.py|tokenization|tracing\.py|logging/",

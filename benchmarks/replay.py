@@ -64,10 +64,13 @@ def _cpu_s() -> tuple[float, float]:
 
 async def serve(settings: dict[str, Any]) -> None:
     """Start an engine, and replay once for each line of standard input."""
+    from agent_r1.rollout.config import RolloutConfig
     from agent_r1.rollout.vllm.policy import VllmPolicy
     from agent_r1.rollout.vllm.settings import VllmSettings
+    from agent_r1.runtime.config import ModelConfig
 
-    policy = VllmPolicy(VllmSettings(**settings))
+    tables = ModelConfig(**settings["model"]), RolloutConfig(**settings["rollout"])
+    policy = VllmPolicy(VllmSettings(*tables))
     await policy.start()
     try:
         while line := await asyncio.to_thread(sys.stdin.readline):

@@ -31,7 +31,7 @@ from typing import Any
 
 import psutil
 
-from agent_r1.text.trajectory_builder import turn_seed
+from agent_r1.text.tokens import turn_seed
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutKey, RolloutTask, Task
@@ -86,8 +86,10 @@ max_tokens_per_turn = 96
 
     def engine(self) -> dict[str, Any]:
         """Return the same settings for vLLM alone."""
-        settings = {"max_context": 1024, "max_num_seqs": self.max_num_seqs, "kv_cache_gib": 1.0}
-        return {"model_path": str(self.model), **settings}
+        return {
+            "model": {"path": str(self.model), "max_context": 1024},
+            "rollout": {"max_num_seqs": self.max_num_seqs, "kv_cache_gib": 1.0},
+        }
 
 
 def load_of(name: str) -> Load:

@@ -38,7 +38,7 @@ from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.rollout.main import RolloutSettings, build_chat_format, serve_policy
 from agent_r1.rollout.policy import EngineWork
 from agent_r1.runtime.config import ModelConfig, RedisConfig, RunConfig
-from agent_r1.text.sampler import Generation
+from agent_r1.text.tokens import Generation
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.streams import Broker

@@ -26,7 +26,7 @@ from agent_r1.config.run import load_config
 from agent_r1.learner.algorithms.advantages.grpo import group_relative_advantages
 from agent_r1.learner.engine.interface import LossSpec, TrainSample
 from agent_r1.reward.scoring import exact_match
-from agent_r1.rollout.config import EnvConfig
+from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.rollout.policy import Policy
 from agent_r1.rollout.vllm.settings import VllmSettings, prepare_environment, read_model
 from agent_r1.runtime.files.tasks import read_task_file
@@ -101,7 +101,7 @@ async def train(config_file: Path, steps: int, questions: int, group_size: int) 
     config = load_config(config_file).config
     assert config.data is not None
     model = config.model
-    settings = VllmSettings(model.path, max_context=model.max_context, max_num_seqs=128)
+    settings = VllmSettings(model, RolloutConfig(max_concurrent=128))
     prepare_environment(settings)
     # These read the environment when they are imported.
     from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine

@@ -54,7 +54,7 @@ vllm.engine.arg_utils EngineArgs: distributed_executor_backend enable_chunked_pr
     worker_cls worker_extension_cls block_size enable_lora gpu_memory_utilization
     lora_target_modules max_lora_rank max_loras max_num_batched_tokens
 vllm.sampling_params SamplingParams: flat_logprobs skip_clone skip_reading_prefix_cache
-    num_logprobs output_kind seed
+    logprobs max_tokens num_logprobs output_kind prompt_logprobs seed stop_token_ids temperature
 vllm.sampling_params: _MAX_TEMP
 vllm.envs: VLLM_USE_V2_MODEL_RUNNER VLLM_ENGINE_READY_TIMEOUT_S VLLM_WORKER_MULTIPROC_METHOD
     VLLM_CPU_OMP_THREADS_BIND VLLM_DO_NOT_TRACK VLLM_LOGGING_LEVEL VLLM_NO_USAGE_STATS

@@ -16,14 +16,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from agent_r1.rollout.config import RolloutConfig
 from agent_r1.rollout.vllm.policy import VllmPolicy
 from agent_r1.rollout.vllm.settings import VllmSettings
+from agent_r1.runtime.config import ModelConfig
 from scripts.gpu_test.parts import Figures
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "cuda": {"max_context": 2048, "gpu_memory_utilization": 0.5, "max_num_seqs": 64},
-    "cpu": {"max_context": 512, "kv_cache_gib": 0.2, "max_num_seqs": 16},
+    "cuda": {"gpu_memory_utilization": 0.5, "max_num_seqs": 64},
+    "cpu": {"kv_cache_gib": 0.2, "max_num_seqs": 16},
 }
+MAX_CONTEXT = {"cuda": 2048, "cpu": 512}
 LENGTHS = (2, 31, 32, 33, 64, 65, 100, 364)
 """Of prompts that are scored twice: around a block of the cache, and one with a long prefix."""
 SAMPLES = {"cuda": (64, 256), "cpu": (16, 32)}
@@ -98,7 +101,8 @@ async def measure_speed(policy: VllmPolicy, device: str) -> dict[str, Any]:
 async def run(folder: Path, model: str, device: str, more: Mapping[str, Any]) -> None:
     """Start an engine and note what it does."""
     figures = Figures(folder)
-    policy = VllmPolicy(VllmSettings(model_path=model, dtype=DTYPE, **{**SETTINGS[device], **more}))
+    table = ModelConfig(path=model, dtype=DTYPE, max_context=MAX_CONTEXT[device])
+    policy = VllmPolicy(VllmSettings(table, RolloutConfig(**{**SETTINGS[device], **more})))
     started = time.perf_counter()
     await policy.start()
     figures.note(start_s=round(time.perf_counter() - started, 1))

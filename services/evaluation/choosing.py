@@ -13,7 +13,7 @@ from math import fsum
 from statistics import fmean
 
 from agent_r1.evaluation.answer_file import Answer
-from agent_r1.text.answer_patterns import most_frequent
+from agent_r1.text.reading import most_frequent
 
 SCORERS = ("reward_model", "critic", "judge")
 """Reward components that can choose among answers: they need not know the right one."""

@@ -16,25 +16,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from agent_r1.rollout.branch import AttemptFailedError, Branch, BranchState
 from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.decoding.scorer import BranchScorer
 from agent_r1.rollout.decoding.search import Search
 from agent_r1.rollout.envs import ToolEnv
 from agent_r1.rollout.tool_calls.client import ToolClient
 from agent_r1.rollout.tool_calls.runner import CallRunner
-from agent_r1.rollout.turns import Turns, raised
+from agent_r1.rollout.turns import AttemptFailedError, Branch, BranchState, Turns, raised
 from agent_r1.runtime.tracing import span
-from agent_r1.runtime.unicode import repair_text
 from agent_r1.text.chat_format import ChatFormat, PromptMessage, Rendered, asked_dialogue
 from agent_r1.text.chat_template import ChatTemplateError
-from agent_r1.text.sampler import EngineDeadError, PolicyError, Sampler
-from agent_r1.text.tokens import TokenLoop
-from agent_r1.text.trajectory_builder import TrajectoryBuilder, turn_seed
+from agent_r1.text.tokens import (
+    EngineDeadError,
+    Interaction,
+    PolicyError,
+    Sampler,
+    TokenLoop,
+    turn_seed,
+)
 from agent_r1_proto.component_notes import begin_component
 from agent_r1_proto.tasks import Decoding, RolloutTask, Task
 from agent_r1_proto.tools import ToolSpec
-from agent_r1_proto.trajectory import DecodingCost, Status, Trajectory
+from agent_r1_proto.trajectory import DecodingCost, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -81,35 +84,32 @@ class AgentLoop:
             EngineDeadError: the policy cannot sample any more; the attempt is nobody's fault.
         """
         started_at, started = time.time(), time.monotonic()
-        record = TrajectoryBuilder()
-        status: Status = "FAILED"
+        interaction = Interaction(rollout)
         cost: DecodingCost | None = None
+        failure: str | None = None
         limit = self.env.trajectory_timeout_s
         deadline = None if limit is None else started + limit
         states: list[BranchState] = []
         try:
             await begin_component(f"environment {self.env.type!r}")
-            branch = self._begin(rollout, record, states, deadline)
+            interaction = branch = self._begin(rollout, states, deadline)
             async with asyncio.timeout(limit):
-                branch, cost = await self._interact(branch, states)
-            record, ended = branch.record, branch.ended
-            assert ended is not None
-            status, reason = ended
+                interaction, cost = await self._interact(branch, states)
         except AttemptFailedError as exc:
-            reason = str(exc)
+            failure = str(exc)
         except TimeoutError:
-            reason = f"trajectory_timeout: not done within {limit} s (env.trajectory_timeout_s)"
+            failure = f"trajectory_timeout: not done within {limit} s (env.trajectory_timeout_s)"
         except EngineDeadError:
             raise
         except PolicyError as exc:
             logger.error("policy failed rollout_id=%s error=%s", rollout.key, exc)
-            reason = f"policy_error: {exc}"
+            failure = f"policy_error: {exc}"
         finally:
-            await asyncio.shield(self._close(states))
-        return record.finish(
-            rollout,
-            status,
-            repair_text(reason),
+            closing = (state.close(self.env.step_timeout_s) for state in states)
+            await asyncio.shield(asyncio.gather(*closing))
+        if failure is not None:
+            interaction.ended = ("FAILED", failure)
+        return interaction.finish(
             seed=turn_seed(self.run_seed, rollout, 0),
             server_id=self.server_id,
             started_at=started_at,
@@ -132,13 +132,9 @@ class AgentLoop:
         return self._prompt(asked, specs, task.id).token_ids
 
     def _begin(
-        self,
-        rollout: RolloutTask,
-        record: TrajectoryBuilder,
-        states: list[BranchState],
-        deadline: float | None,
+        self, rollout: RolloutTask, states: list[BranchState], deadline: float | None
     ) -> Branch:
-        """Return the branch that an attempt begins with, its prompt in `record`."""
+        """Return the branch that an attempt begins with: its prompt; its state is in `states`."""
         names = self._offered_names(rollout.task)
         env = self._open_env(rollout.task)
         pins = self.tools.directory.pin(names) if self.env.pin == "trajectory" else {}
@@ -147,26 +143,26 @@ class AgentLoop:
         states.append(BranchState(env, calls))
         if rollout.decoding is not None:
             _check_decoding(rollout.decoding, specs, self.scorer)
-        record.messages, record.tools = self._asked(rollout.task), list(specs.values())
+        branch = Branch(rollout, states[0])
+        branch.messages, branch.tools = self._asked(rollout.task), list(specs.values())
         try:
-            prompt = self._prompt(record.messages, record.tools, rollout.task.id)
+            branch.add_prompt(self._prompt(branch.messages, branch.tools, rollout.task.id))
         except ChatTemplateError as exc:
             raise AttemptFailedError(f"chat_template_error: {exc}") from exc
-        record.add_prompt(prompt)
-        return Branch(rollout, states[0], record)
+        return branch
 
     async def _interact(
         self, branch: Branch, states: list[BranchState]
     ) -> tuple[Branch, DecodingCost | None]:
         """Let a branch come to its end; return it, or the one that was chosen instead of it."""
-        if branch.record.prompt_length >= self._turns.tokens.max_context:
+        if branch.prompt_length >= self._turns.tokens.max_context:
             self._refuse_prompt(branch)
         elif branch.rollout.decoding is not None:
             seed = turn_seed(self.run_seed, branch.rollout, 0)
             search = Search(self._turns, branch.rollout.decoding, states, self.scorer, seed)
             return await search.run(branch)
         while branch.ended is None:
-            with span("turn", number=len(branch.record.turns)):
+            with span("turn", number=len(branch.turns)):
                 await self._turns.sample(branch)
                 if branch.ended is None:
                     await self._turns.carry_out(branch)
@@ -224,10 +220,10 @@ class AgentLoop:
             "model.max_context or shorten the task; its trajectories end as TRUNCATED "
             "(further ones are logged at DEBUG)",
             branch.rollout.task.id,
-            branch.record.prompt_length,
+            branch.prompt_length,
             max_context,
         )
-        branch.record.cut_prompt(max_context)
+        branch.cut_prompt(max_context)
         branch.ended = ("TRUNCATED", "prompt_too_long")
 
     # -- the environment -------------------------------------------------------------------------
@@ -240,10 +236,6 @@ class AgentLoop:
             made = getattr(self.make_env, "func", self.make_env)  # of a partial, its class
             name = getattr(made, "__name__", "the environment")
             raise AttemptFailedError(f"env_error: {name}(...) {raised(exc)}") from exc
-
-    async def _close(self, states: list[BranchState]) -> None:
-        for state in states:
-            await state.close(self.env.step_timeout_s)
 
 
 def _check_decoding(

@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, Response
 from agent_r1.rollout.policy import Policy
 from agent_r1.rollout.weight_versions import OlderVersionError, WeightVersions
 from agent_r1.runtime.http.api import Route, describe, json_response, parse_body
-from agent_r1.text.sampler import EngineDeadError, PolicyError
+from agent_r1.text.tokens import EngineDeadError, PolicyError
 from agent_r1.weights.manifest import WeightsRefusedError
 from agent_r1_proto.messages import Message
 from agent_r1_proto.weights import CanaryReply, CanaryRequest, LoadReply, LoadRequest

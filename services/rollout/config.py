@@ -5,16 +5,34 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from agent_r1.runtime.config import ListenConfig, StrictConfig
-from agent_r1.text.answer_patterns import check_pattern
 
 TOOL_FORMAT_PATTERN = r"^(hermes|llama3_json|mistral|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"
 ENV_TYPE_PATTERN = r"^(tool|math|code|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"
+
+
+def check_pattern(pattern: str) -> str:
+    """Return a pattern that can be searched for.
+
+    Raises:
+        ValueError: it is no regular expression, or has more than one group.
+    """
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as exc:
+        raise ValueError(f"({pattern!r}) is not a regular expression: {exc}; correct it") from exc
+    if groups > 1:
+        raise ValueError(
+            f"({pattern!r}) has {groups} groups; the answer is what its one group matches: write "
+            "(?:...) for the others"
+        )
+    return pattern
 
 
 class EnvConfig(StrictConfig):

@@ -24,7 +24,6 @@ from agent_r1.rollout.decoding.scorer import BranchScorer, RewardService
 from agent_r1.rollout.envs import load_env_class
 from agent_r1.rollout.metrics import RolloutMetrics
 from agent_r1.rollout.policy import Policy
-from agent_r1.rollout.server import announce_until_drained
 from agent_r1.rollout.tool_calls.client import ToolClient
 from agent_r1.rollout.tool_calls.discovery import ToolDirectory
 from agent_r1.rollout.watchdog import watch
@@ -36,17 +35,16 @@ from agent_r1.runtime.announcements import (
     write_announcement,
 )
 from agent_r1.runtime.config import ModelConfig, RedisConfig, RunConfig
-from agent_r1.runtime.exit_status import STOP_SIGNALS
 from agent_r1.runtime.files.disk_space import require_shared_memory
-from agent_r1.runtime.http.serving import advertised_url, bind, serving
+from agent_r1.runtime.http.serving import advertised_url, bind, serving, stop_signals
 from agent_r1.runtime.http.token import find_token
 from agent_r1.runtime.imports import quick_imports
 from agent_r1.runtime.metrics import MetricsPage
 from agent_r1.runtime.together import run_together
 from agent_r1.text.chat_format import ChatFormat, reply_roles
 from agent_r1.text.chat_template import load_tokenizer
-from agent_r1.text.sampler import EngineDeadError, Sampler
 from agent_r1.text.template_checks import ANY_TOOL, check_call_format
+from agent_r1.text.tokens import EngineDeadError, Sampler
 from agent_r1.text.tool_formats import NO_CALLS, load_tool_format
 from agent_r1.weights.file import FileFetcher
 from agent_r1.weights.http import HttpFetcher, require_room_for_versions
@@ -102,23 +100,7 @@ async def _serve_with_vllm(settings: RolloutSettings) -> None:
 
     model, rollout = settings.model, settings.rollout
     engine = VllmSettings(
-        model_path=model.path,
-        revision=model.revision,
-        lora=model.lora,
-        dtype=model.dtype,
-        max_context=model.max_context,
-        max_num_seqs=rollout.max_num_seqs or rollout.max_concurrent,
-        kv_cache_gib=rollout.kv_cache_gib,
-        gpu_memory_utilization=rollout.gpu_memory_utilization,
-        tensor_parallel_size=rollout.tensor_parallel_size,
-        max_batched_tokens=rollout.max_batched_tokens,
-        model_runner=rollout.model_runner,
-        threads=rollout.threads,
-        enforce_eager=rollout.enforce_eager,
-        seed=settings.run.seed,
-        deterministic=settings.run.deterministic,
-        start_timeout_s=rollout.engine_start_timeout_s,
-        load_timeout_s=rollout.weight_load_timeout_s,
+        model, rollout, seed=settings.run.seed, deterministic=settings.run.deterministic
     )
     prepare_environment(engine)
     with quick_imports():
@@ -203,20 +185,15 @@ async def serve_policy(
         ValueError: an address cannot be bound, or a tool is not there or wrong.
         PolicyError: the policy did not start, or died while serving.
     """
-    loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-    for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, stop.set)
-    stopped = asyncio.create_task(stop.wait())
-    serving_samples = asyncio.create_task(_serve_samples(policy, chat, settings, on_death))
-    try:
-        await asyncio.wait([serving_samples, stopped], return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        stopped.cancel()
-        serving_samples.cancel()
-        await asyncio.wait([serving_samples])
-        for number in STOP_SIGNALS:
-            loop.remove_signal_handler(number)
+    with stop_signals() as (stop, _):
+        stopped = asyncio.create_task(stop.wait())
+        serving_samples = asyncio.create_task(_serve_samples(policy, chat, settings, on_death))
+        try:
+            await asyncio.wait([serving_samples, stopped], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+            serving_samples.cancel()
+            await asyncio.wait([serving_samples])
     if not serving_samples.cancelled():
         serving_samples.result()  # raises what ended it
     logger.info("rollout server has stopped run_id=%s", settings.run.id)
@@ -274,9 +251,7 @@ async def _serve_samples(
         if settings.announce_dir is not None:
             write_announcement(settings.announce_dir, NAME, url)
         logger.info("rollout server is up server_id=%s url=%s run_id=%s", server_id, url, run.id)
-        announcing = announce_until_drained(
-            registry,
-            versions,
+        announcing = versions.announce_until_drained(
             server_id=server_id,
             url=url,
             expiry_s=rollout.announce_expiry_s,
@@ -369,11 +344,6 @@ async def connect(settings: RolloutSettings) -> Broker:
         ValueError: redis.url is not set.
     """
     redis = settings.redis
-    if redis.url is None:
-        raise ValueError(
-            "redis.url is not set; a rollout server needs the Redis of its run: set redis.url, or "
-            "start the whole run with `agent-r1 train`, which starts one"
-        )
     return await Broker.connect(
         redis.connection_url(),
         settings.run.id,

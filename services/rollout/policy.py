@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from agent_r1.text.sampler import PolicyError, Sampler
+from agent_r1.text.tokens import PolicyError, Sampler
 from agent_r1_proto.weights import WeightManifest
 
 
@@ -24,7 +24,7 @@ class PolicyOutOfMemoryError(PolicyError):
 
 @dataclass(frozen=True)
 class LoadTiming:
-    """How long a weight load took."""
+    """Duration of a weight load."""
 
     fetch_s: float
     """Reading and verifying, while generation went on, in seconds."""
@@ -34,7 +34,7 @@ class LoadTiming:
 
 @dataclass
 class EngineWork:
-    """What an engine has done since it started, and what it has to do now."""
+    """Work of an engine: done since it started, and waiting now."""
 
     steps: int = 0
     prompt_tokens: int = 0

@@ -2,7 +2,8 @@
 
 agent_loop.py and decoding/search.py hand in a `Branch`, which is longer by a turn afterwards: its
 tokens come from text/tokens.py, tool results from tool_calls/runner.py, and what they mean from the
-`ToolEnv`.
+`ToolEnv`. An attempt begins with one branch; a search has several, which share what their parent
+has done and go on from there, each on its own.
 """
 
 from __future__ import annotations
@@ -13,23 +14,90 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from agent_r1.rollout.branch import AttemptFailedError, Branch
 from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn, ToolEnv
 from agent_r1.rollout.envs.base import Observation
 from agent_r1.rollout.envs.checks import WrongStepError, check_step
+from agent_r1.rollout.tool_calls.client import ToolOutageError
+from agent_r1.rollout.tool_calls.runner import CallRunner
 from agent_r1.runtime.tracing import span
 from agent_r1.runtime.unicode import repair_text
 from agent_r1.text.chat_format import OutsideMessage
 from agent_r1.text.chat_template import ChatTemplateError
 from agent_r1.text.reading import TurnText
-from agent_r1.text.tokens import TokenLoop, UnreadableTurnError
-from agent_r1.text.trajectory_builder import TrajectoryBuilder, turn_seed
+from agent_r1.text.tokens import Interaction, TokenLoop, UnreadableTurnError, turn_seed
 from agent_r1_proto.component_notes import begin_component
 from agent_r1_proto.parts import ImageRefusedError, StoredImage, parts_of, shown_text, text_of
-from agent_r1_proto.tasks import Role
+from agent_r1_proto.tasks import Role, RolloutTask
+from agent_r1_proto.trajectory import Turn
 
 logger = logging.getLogger(__name__)
+
+
+class AttemptFailedError(Exception):
+    """This attempt ends as FAILED; the message is the trajectory's reason."""
+
+
+@dataclass(eq=False)
+class BranchState:
+    """The environment and the tool sessions of a branch."""
+
+    env: ToolEnv
+    calls: CallRunner
+
+    async def fork(self, path: str, turns: Sequence[Turn]) -> BranchState:
+        """Return a state like this one that changes on its own.
+
+        Args:
+            path: names the branch that gets it.
+            turns: that led to this state.
+
+        Raises:
+            AttemptFailedError: the environment cannot be copied, or a tool forked no session.
+        """
+        try:
+            calls = await self.calls.fork(path, turns)
+        except ToolOutageError as exc:
+            raise AttemptFailedError(exc.reason) from exc
+        try:
+            return BranchState(self.env.fork(), calls)
+        except Exception as exc:
+            await calls.close()
+            kind = type(self.env).__name__
+            logger.exception("environment not forked env=%s", kind)
+            raise AttemptFailedError(
+                f"env_error: {kind}.fork {raised(exc)}; write {kind}.fork so that it returns a copy"
+            ) from exc
+
+    async def close(self, step_timeout_s: float) -> None:
+        """Close the sessions and the environment; what fails is logged."""
+        await self.calls.close()
+        try:
+            async with asyncio.timeout(step_timeout_s):
+                await self.env.close()
+        except Exception:
+            logger.exception("environment not closed rollout_id=%s", self.calls.rollout_id)
+
+
+class Branch(Interaction):
+    """An interaction whose calls are carried out here."""
+
+    def __init__(self, rollout: RolloutTask, state: BranchState) -> None:
+        super().__init__(rollout)
+        self.state = state
+        self.path = ""
+        """Names it among the branches of an attempt; "" where there is only one."""
+
+    @property
+    def num_calls(self) -> int:
+        """Calls of the last turn that would reach a tool."""
+        return self.state.calls.num_runnable(self.last)
+
+    def sprout(self, path: str) -> Branch:
+        """Return a branch with the same tokens. It shares the state until it gets its own."""
+        twin = self.copy()
+        twin.path = path
+        return twin
 
 
 @dataclass(frozen=True)
@@ -55,14 +123,13 @@ class Turns:
             PolicyError: nothing was sampled.
         """
         await begin_component("the engine")
-        rollout, record = branch.rollout, branch.record
-        number, before = len(record.turns), len(record.token_ids)
+        rollout, number, before = branch.rollout, len(branch.turns), len(branch.token_ids)
         # Clients number their questions alike; their reply streams differ.
         names = (rollout.reply_stream, str(rollout.key), branch.path, str(number))
         try:
             with span("generate"):
-                cut = await self.tokens.sample(
-                    record,
+                await self.tokens.sample(
+                    branch,
                     temperature=rollout.sampling.temperature
                     if temperature is None
                     else temperature,
@@ -74,9 +141,7 @@ class Turns:
             assert isinstance(why, Exception)
             logger.exception("turn not read")
             raise AttemptFailedError(f"tool_format_error: reading a turn {raised(why)}") from why
-        if cut is not None:
-            branch.ended = ("TRUNCATED", cut)
-        return len(record.token_ids) - before
+        return len(branch.token_ids) - before
 
     async def carry_out(self, branch: Branch) -> None:
         """Run the calls of the last turn and show what the environment says, or end the branch.
@@ -84,20 +149,22 @@ class Turns:
         Raises:
             AttemptFailedError: a tool, the environment, the tool format or the template failed.
         """
-        record = branch.record
         step, call_ids = await self._react(branch)
         if step.done:
             branch.ended = ("COMPLETED", step.reason or "done")
-        elif len(record.turns) == (branch.rollout.sampling.max_turns or self.env.max_turns):
+        elif len(branch.turns) == (branch.rollout.sampling.max_turns or self.env.max_turns):
             branch.ended = ("TRUNCATED", "max_turns")
         images = _images(step)
         if branch.ended is not None:
             step = _without_images(step)  # the model sees nothing of it, but rewards do
         reply = self._reply(step, call_ids)
         if reply:
-            record.add_replies([message.recorded(images[i]) for i, message in enumerate(reply)])
-        if branch.ended is None and not self._show(record, reply):
-            branch.ended = ("TRUNCATED", "max_trajectory_tokens")
+            branch.add_replies([message.recorded(images[i]) for i, message in enumerate(reply)])
+        if branch.ended is None:
+            try:
+                self.tokens.append(branch, reply)
+            except ChatTemplateError as exc:
+                raise AttemptFailedError(f"chat_template_error: {exc}") from exc
 
     # -- its calls -------------------------------------------------------------------------------
 
@@ -107,21 +174,19 @@ class Turns:
         Returns:
             What the environment says, and what the model called its calls.
         """
-        record, state = branch.record, branch.state
-        number, last = len(record.turns) - 1, record.turns[-1]
-        turn = branch.last
-        sampled = record.token_ids[last.start : last.end]
+        number, turn, last = len(branch.turns) - 1, branch.last, branch.turns[-1]
+        sampled = branch.token_ids[last.start : last.end]
         ends = self.tokens.chat.call_end_indexes(sampled, turn.text, turn.calls)
-        outcomes = await state.calls.run(number, turn, [last.start + end for end in ends])
-        record.set_calls([outcome.record for outcome in outcomes])
+        outcomes = await branch.state.calls.run(number, turn, [last.start + end for end in ends])
+        branch.set_calls([outcome.record for outcome in outcomes])
         results: list[CallResult] = []
         for outcome in outcomes:
             if outcome.outage is not None:
                 raise AttemptFailedError(outcome.outage.reason) from outcome.outage
             if outcome.result is not None:
                 results.append(outcome.result)
-        step = await self._step(state.env, number, turn, results)
-        record.add_step(
+        step = await self._step(branch.state.env, number, turn, results)
+        branch.add_step(
             turn_reward=step.turn_reward,
             process_rewards=step.process_rewards,
             data=step.data,
@@ -152,13 +217,6 @@ class Turns:
             raise AttemptFailedError(f"env_error: {name} {raised(exc)}") from exc
 
     # -- what the model sees ---------------------------------------------------------------------
-
-    def _show(self, record: TrajectoryBuilder, reply: Sequence[OutsideMessage]) -> bool:
-        """Add what follows the last turn; False where that leaves no room."""
-        try:
-            return self.tokens.append(record, reply)
-        except ChatTemplateError as exc:
-            raise AttemptFailedError(f"chat_template_error: {exc}") from exc
 
     def _reply(self, step: EnvStep, call_ids: Sequence[str]) -> list[OutsideMessage]:
         """Return the environment's reaction as the model sees it."""

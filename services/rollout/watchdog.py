@@ -14,45 +14,45 @@ import time
 from typing import NoReturn
 
 from agent_r1.rollout.policy import Policy
-from agent_r1.text.sampler import EngineDeadError, PolicyError
+from agent_r1.text.tokens import EngineDeadError, PolicyError
 
 logger = logging.getLogger(__name__)
 
-LOOKS = 30
-"""How often, within the limit, a probe is looked at."""
+CHECKS = 30
+"""How often, within the limit, a probe is checked."""
 PROBES = 6
 """How many probes an engine that answers at once gets within the limit."""
 
 
 class Silence:
-    """How long an engine that should answer has not. Pure: the time comes in.
+    """The time for which an engine that should answer has not. Pure: the clock is an argument.
 
     Args:
         limit_s: silence after which the engine counts as wedged, in seconds.
-        longest_look_s: what the time between two looks counts at most. Where it was longer, this
+        longest_gap_s: what the time between two checks counts at most. Where it was longer, this
             process stood still, and says nothing about the engine.
     """
 
-    def __init__(self, limit_s: float, longest_look_s: float) -> None:
+    def __init__(self, limit_s: float, longest_gap_s: float) -> None:
         self._limit_s = limit_s
-        self._longest_look_s = longest_look_s
+        self._longest_gap_s = longest_gap_s
         self._silent_s = 0.0
-        self._looked_at: float | None = None
+        self._checked_at: float | None = None
 
-    def look(self, now: float, *, answered: bool, excused: bool) -> bool:
-        """Take one look; return whether the engine is wedged.
+    def check(self, now: float, *, answered: bool, excused: bool) -> bool:
+        """Check once; return whether the engine is wedged.
 
         Args:
             now: of a clock that does not go back, in seconds.
-            answered: the engine has given a sign of work since the last look.
+            answered: the engine has given a sign of work since the last check.
             excused: it need not: its weights are being replaced, which has a limit of its own.
         """
-        since = 0.0 if self._looked_at is None else now - self._looked_at
-        self._looked_at = now
+        since = 0.0 if self._checked_at is None else now - self._checked_at
+        self._checked_at = now
         if answered or excused:
             self._silent_s = 0.0
         else:
-            self._silent_s += min(since, self._longest_look_s)
+            self._silent_s += min(since, self._longest_gap_s)
         return self._silent_s >= self._limit_s
 
 
@@ -66,8 +66,8 @@ async def watch(policy: Policy, stall_timeout_s: float) -> NoReturn:
     Raises:
         EngineDeadError: the engine died, or was wedged and has been killed.
     """
-    look_s = stall_timeout_s / LOOKS
-    silence = Silence(stall_timeout_s, longest_look_s=2 * look_s)
+    interval_s = stall_timeout_s / CHECKS
+    silence = Silence(stall_timeout_s, longest_gap_s=2 * interval_s)
     while True:
         # A probe of an idle engine is a request like others: it may queue behind work that came
         # later, so that another kind must be asked then.
@@ -75,8 +75,8 @@ async def watch(policy: Policy, stall_timeout_s: float) -> NoReturn:
         probe = asyncio.create_task(policy.probe())
         try:
             while not probe.done() and (was_busy or policy.num_in_flight == 0):
-                await asyncio.wait([probe], timeout=look_s)
-                wedged = silence.look(
+                await asyncio.wait([probe], timeout=interval_s)
+                wedged = silence.check(
                     time.monotonic(), answered=probe.done(), excused=policy.is_loading
                 )
                 if wedged:
@@ -92,7 +92,7 @@ async def watch(policy: Policy, stall_timeout_s: float) -> NoReturn:
             probe.cancel()
             probe.add_done_callback(_forget)
         await asyncio.sleep(stall_timeout_s / PROBES)
-        silence.look(time.monotonic(), answered=True, excused=False)
+        silence.check(time.monotonic(), answered=True, excused=False)
 
 
 def _forget(probe: asyncio.Task[None]) -> None:

@@ -8,14 +8,17 @@ is always the version that the registry calls the newest: a request only says th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
+import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from agent_r1.rollout.policy import Policy
 from agent_r1.weights.manifest import Fetcher, WeightsRefusedError
-from agent_r1_proto.registry import Registry
+from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.weights import LoadReply, LoadRequest, NewestVersion, ScoredPrompt
 
 logger = logging.getLogger(__name__)
@@ -44,8 +47,8 @@ class WeightVersions:
         self._swap_lock = asyncio.Lock()
         """Scores wait for it, and not for a version that is still on its way."""
         self._last_load: LoadReply | None = None
-        self.changed = asyncio.Event()
-        """Set after every load; whoever announces the version clears it."""
+        self._changed = asyncio.Event()
+        """Set after every load, for the announcement."""
         self.on_load: Callable[[LoadReply], None] = lambda load: None
         """Called after every load."""
 
@@ -53,6 +56,39 @@ class WeightVersions:
     def held(self) -> int:
         """Version in use."""
         return self.policy.policy_version
+
+    async def announce_until_drained(
+        self, *, server_id: str, url: str, expiry_s: float, on_beat: Callable[[], Awaitable[None]]
+    ) -> float:
+        """Keep the server in the registry: renewed in time, and at once when its version changes.
+
+        Args:
+            server_id: name of the server.
+            url: base URL of its routes.
+            expiry_s: seconds after which an announcement disappears.
+            on_beat: awaited at every renewal.
+
+        Returns:
+            when the server is told to drain: the seconds it gets to finish its samples.
+        """
+        started_at = time.time()
+        while True:
+            self._changed.clear()
+            server = RolloutServer(
+                server_id=server_id,
+                url=url,
+                policy_version=self.held,
+                pid=os.getpid(),
+                host=socket.gethostname(),
+                started_at=started_at,
+            )
+            drain_s = await self.registry.announce_rollout_server(server, expiry_s)
+            if drain_s is not None:
+                return drain_s
+            await on_beat()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(expiry_s / 3):
+                    await self._changed.wait()
 
     async def load(self, request: LoadRequest) -> LoadReply:
         """Bring the server to the newest version, which is at least the one asked for.
@@ -137,7 +173,7 @@ class WeightVersions:
             policy_version=self.held, fetch_s=fetch_s + timing.fetch_s, pause_s=timing.pause_s
         )
         self.on_load(self._last_load)
-        self.changed.set()
+        self._changed.set()
 
     async def score(self, prompts: Sequence[ScoredPrompt]) -> tuple[int, list[float]]:
         """Return the version in use and its log-probabilities of the wanted tokens, in order."""

@@ -13,11 +13,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from agent_r1.rollout.tool_calls.outages import MAX_FREE_ATTEMPTS, is_free
+from agent_r1.rollout.tool_calls.transport import MAX_FREE_ATTEMPTS, is_free
 from agent_r1.rollout.weight_versions import WeightVersions
 from agent_r1.runtime.tracing import span
-from agent_r1.text.sampler import EngineDeadError, PolicyError
-from agent_r1.text.trajectory_builder import failed_trajectory
+from agent_r1.text.tokens import EngineDeadError, PolicyError, failed_trajectory
 from agent_r1.weights.manifest import WeightsRefusedError
 from agent_r1_proto.failures import FailureBoard, innermost_frames
 from agent_r1_proto.messages import StreamMessage

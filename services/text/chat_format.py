@@ -176,7 +176,9 @@ class ChatFormat:
         self._tool_format = tool_format
         close_ids = self.encode(tool_format.closing_tag)
         self._call_close_id = close_ids[0] if len(close_ids) == 1 else None
-        rewriting: list[Role] = [role for role in reply_roles if not self._keeps_turns(role)]
+        rewriting: list[Role] = [
+            role for role in reply_roles if not keeps_turns(self._render_with, role, {})
+        ]
         self._rewriting = frozenset(rewriting)
         if rewriting and not segments:
             raise ChatTemplateError(
@@ -509,9 +511,6 @@ class ChatFormat:
         render = partial(self._render, tools=self._offered, extra=extra)
         rendered = render(dialogue)
         return rendered.removesuffix(self._opening_of(rendered, dialogue, render))
-
-    def _keeps_turns(self, role: Role) -> bool:
-        return keeps_turns(self._render_with, role, {})
 
     def _keeping_key(self, role: Role) -> str:
         return keeping_key(self._render_with, role, self._tokenizer.chat_template)

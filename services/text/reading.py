@@ -66,7 +66,7 @@ class _Block:
 
 
 class _Search:
-    """Where closing tags and calls stand in a turn; text is read once, however many blocks ask."""
+    """Positions of closing tags and calls in a turn; text is read once, however many blocks ask."""
 
     def __init__(self, text: str, tool_format: ToolFormat) -> None:
         self.text = text
@@ -199,33 +199,31 @@ class TurnReader:
             thought = self._thought(search, 0, 0)
             yield thought
             position = thought.end
-        answer = self._find_answer(search, position)
-        found = find_calls(self.tool_format, text, position)
-        opened = text.find(THINK_OPEN, position)
-        while True:
-            starts = (
-                len(text) if answer is None else answer.start,
-                len(text) if found is None else found.start,
-                len(text) if opened < 0 else opened,
-            )
-            first = min(starts)
-            if first == len(text):
-                return
-            if answer is not None and first == starts[0]:
-                block = answer
-            elif found is not None and first == starts[1]:
-                block = _Block("calls", first, found.end, calls=found.calls)
-            else:
-                block = self._thought(search, first, first + len(THINK_OPEN))
-            yield block
-            position = block.end
+        # Of blocks that begin at one place, the first of these counts.
+        finders = (self._find_answer, self._find_calls, self._find_thought)
+        found = [find(search, position) for find in finders]
+        while begun := [block for block in found if block is not None]:
+            first = min(begun, key=lambda block: block.start)
+            if first.kind == "thought":
+                first = self._thought(search, first.start, first.end)
+            yield first
             # Each is looked for again only where it was passed: text is read once, however long.
-            if answer is not None and answer.start < position:
-                answer = self._find_answer(search, position)
-            if found is not None and found.start < position:
-                found = find_calls(self.tool_format, text, position)
-            if 0 <= opened < position:
-                opened = text.find(THINK_OPEN, position)
+            found = [
+                find(search, first.end) if block is not None and block.start < first.end else block
+                for find, block in zip(finders, found, strict=True)
+            ]
+
+    def _find_calls(self, search: _Search, position: int) -> _Block | None:
+        found = find_calls(self.tool_format, search.text, position)
+        if found is None:
+            return None
+        return _Block("calls", found.start, found.end, calls=found.calls)
+
+    @staticmethod
+    def _find_thought(search: _Search, position: int) -> _Block | None:
+        """Return the opening tag of the next thought, which is read only if it counts."""
+        opened = search.text.find(THINK_OPEN, position)
+        return None if opened < 0 else _Block("thought", opened, opened + len(THINK_OPEN))
 
     @staticmethod
     def _find_answer(search: _Search, position: int) -> _Block | None:
@@ -313,6 +311,23 @@ def of_read_turns(component: Callable[[ScoreRequest], float]) -> Callable[[Score
         return component(TurnReader().read_request(request))
 
     return measure
+
+
+def most_frequent(answers: Iterable[str | None], weights: Iterable[float] | None = None) -> int:
+    """Return the index of the first answer that most say, 0 where all are empty or None.
+
+    Args:
+        answers: in their order.
+        weights: what the vote of each counts, above 0; None counts all alike.
+
+    Source: self-consistency, arXiv:2203.11171.
+    """
+    said = [" ".join((answer or "").casefold().split()) for answer in answers]
+    votes: dict[str, float] = {}
+    for answer, weight in zip(said, weights or [1.0] * len(said), strict=True):
+        if answer:
+            votes[answer] = votes.get(answer, 0.0) + weight
+    return said.index(max(votes, key=votes.__getitem__)) if votes else 0
 
 
 def find_calls(tool_format: ToolFormat, text: str, start: int) -> CallBlock | None:

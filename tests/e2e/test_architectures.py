@@ -19,15 +19,16 @@ import pytest
 
 from agent_r1.learner.engine.interface import LossSpec, TrainSample
 from agent_r1.rollout.agent_loop import AgentLoop
-from agent_r1.rollout.config import EnvConfig
+from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.rollout.envs import EnvStep, ToolEnv
 from agent_r1.rollout.main import build_chat_format
 from agent_r1.rollout.tool_calls.client import ToolClient
 from agent_r1.rollout.vllm.policy import VllmPolicy
 from agent_r1.rollout.vllm.settings import VllmSettings, read_model
+from agent_r1.runtime.config import ModelConfig
 from agent_r1.text.chat_format import ChatFormat
 from agent_r1.text.chat_template import ChatTemplateError, load_tokenizer
-from agent_r1.text.sampler import Generation
+from agent_r1.text.tokens import Generation
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tasks import Role, Task
 from agent_r1_proto.tools import ToolResult
@@ -96,7 +97,8 @@ class Run:
         self.kind = kind
         self.model = save(kind, folder / "model")
         settings = VllmSettings(
-            model_path=str(self.model), max_context=MAX_CONTEXT, max_num_seqs=4, kv_cache_gib=0.25
+            ModelConfig(path=str(self.model), max_context=MAX_CONTEXT),
+            RolloutConfig(max_concurrent=4, kv_cache_gib=0.25),
         )
         self.facts = read_model(settings)
         self.loop = asyncio.new_event_loop()

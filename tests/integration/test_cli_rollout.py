@@ -12,7 +12,6 @@ import pytest
 
 from agent_r1.cli.main import main
 from agent_r1.config.run import load_config, write_config
-from agent_r1.rollout.server import announce_until_drained
 from agent_r1.rollout.weight_versions import WeightVersions
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
@@ -43,9 +42,9 @@ def announced(redis_url: str, run_id: str, *names: str) -> Iterator[dict[str, fl
                 if beats == 1:
                     await asyncio.to_thread(up.wait, WAIT_S)
 
-            told[name] = await announce_until_drained(
-                registry,
-                WeightVersions(FakePolicy([], eos_token_ids=[0]), registry, None),  # pyright: ignore[reportArgumentType]
+            policy = FakePolicy([], eos_token_ids=[0])
+            versions = WeightVersions(policy, registry, None)  # pyright: ignore[reportArgumentType]
+            told[name] = await versions.announce_until_drained(
                 server_id=name,
                 url=f"http://10.0.0.1/{name}",
                 expiry_s=EXPIRY_S,

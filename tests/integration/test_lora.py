@@ -19,7 +19,7 @@ from agent_r1.learner.engine.interface import LossSpec, TrainSample
 from agent_r1.learner.engine.lora import export_merged
 from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
 from agent_r1.runtime.config import LoraConfig, ModelConfig
-from agent_r1.text.sampler import Generation
+from agent_r1.text.tokens import Generation
 from agent_r1.weights.adapters import ADAPTER_FILE, adapter_shapes, read_adapter
 from agent_r1.weights.manifest import WeightsRefusedError
 from agent_r1_proto.weights import WeightManifest

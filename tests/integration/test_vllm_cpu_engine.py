@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,14 @@ import pytest
 
 from agent_r1.rollout.policy import EngineWork
 from agent_r1.rollout.vllm import engine_process
-from agent_r1.rollout.vllm.settings import VllmSettings, read_model
-from agent_r1.text.sampler import Generation
-from tests.support.live_engine import LiveEngine, shared_engine, start_error
+from agent_r1.rollout.vllm.settings import read_model
+from agent_r1.text.tokens import Generation
+from tests.support.live_engine import (
+    LiveEngine,
+    engine_settings,
+    shared_engine,
+    start_error,
+)
 from tests.support.snapshot_files import all_logprobs, build_model
 
 pytestmark = pytest.mark.vllm
@@ -127,12 +131,15 @@ def test_norms_are_those_of_pytorch():
 
 async def test_what_does_not_fit_this_machine_is_refused_before_the_engine_starts(tmp_path: Path):
     build_model(seed=0).save_pretrained(tmp_path / "model")
-    good = VllmSettings(model_path=str(tmp_path / "model"), max_context=512, kv_cache_gib=0.25)
     # 2 layers x (key + value) x 1 head x 32 x 4 bytes = 512 bytes a token, 0.25 MiB a sequence.
-    small = await start_error(replace(good, kv_cache_gib=0.0002))
+    small = await start_error(
+        engine_settings(tmp_path / "model", max_context=512, kv_cache_gib=0.0002)
+    )
     assert "rollout.kv_cache_gib (0.0002)" in small
     assert "0.00 GiB one sequence" in small
-    huge = await start_error(replace(good, kv_cache_gib=100_000.0))
+    huge = await start_error(
+        engine_settings(tmp_path / "model", max_context=512, kv_cache_gib=100_000.0)
+    )
     assert "exceed the free memory" in huge
     keys = ["rollout.max_concurrent", "rollout.kv_cache_gib (", "model.max_context"]
     places = [huge.index(key, huge.index("lower, in this order")) for key in keys]
@@ -141,10 +148,8 @@ async def test_what_does_not_fit_this_machine_is_refused_before_the_engine_start
 
 async def test_the_model_runner_of_gpus_is_refused(tmp_path: Path):
     build_model(seed=0).save_pretrained(tmp_path / "model")
-    settings = VllmSettings(model_path=str(tmp_path / "model"), model_runner="v2")
-    assert 'rollout.model_runner ("v2") runs on GPUs only' in await start_error(
-        replace(settings, max_context=512)
-    )
+    settings = engine_settings(tmp_path / "model", max_context=512, model_runner="v2")
+    assert 'rollout.model_runner ("v2") runs on GPUs only' in await start_error(settings)
 
 
 @pytest.mark.parametrize(("wanted", "found"), [(None, 8192), (1024, 1024)])
@@ -163,7 +168,7 @@ def test_vllm_chooses_the_tokens_of_a_step_on_a_gpu(
     monkeypatch.setattr(EngineArgs, "get_batch_defaults", classmethod(defaults_of_an_h100))
     monkeypatch.setattr(AsyncLLM, "from_vllm_config", lambda config, **_: configs.append(config))
     build_model(seed=0).save_pretrained(tmp_path / "model")
-    settings = VllmSettings(str(tmp_path / "model"), max_context=512, max_batched_tokens=wanted)
+    settings = engine_settings(tmp_path / "model", max_context=512, max_batched_tokens=wanted)
     args = engine_process._engine_args(settings, read_model(settings), on_cpu=False)
     started = engine_process.launch_engine(args, settings, EngineWork(), "v1", forks=False)
     assert configs[0].scheduler_config.max_num_batched_tokens == found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,16 @@ import numpy as np
 import pytest
 
 from agent_r1.rollout.vllm.policy import VllmPolicy
-from agent_r1.rollout.vllm.settings import VllmSettings
-from agent_r1.text.sampler import Generation, PromptError, PromptTooLongError
+from agent_r1.text.tokens import Generation, PromptError, PromptTooLongError
 from agent_r1.weights.manifest import WeightsRefusedError
 from agent_r1_proto.trajectory import VersionSpan
-from tests.support.live_engine import MAX_CONTEXT, LiveEngine, shared_engine, start_error
+from tests.support.live_engine import (
+    MAX_CONTEXT,
+    LiveEngine,
+    engine_settings,
+    shared_engine,
+    start_error,
+)
 from tests.support.snapshot_files import (
     EOS,
     VOCAB_SIZE,
@@ -200,13 +204,12 @@ async def test_a_model_or_a_setting_that_cannot_work_is_refused_before_the_engin
     tmp_path: Path,
 ):
     build_model(seed=0).save_pretrained(tmp_path / "model")
-    good = VllmSettings(model_path=str(tmp_path / "model"), max_context=512, kv_cache_gib=0.25)
-    missing = replace(good, model_path=str(tmp_path / "none"))
+    missing = engine_settings(tmp_path / "none", max_context=512)
     assert "is not a directory" in await start_error(missing)
     (tmp_path / "empty").mkdir()
-    empty = replace(good, model_path=str(tmp_path / "empty"))
+    empty = engine_settings(tmp_path / "empty", max_context=512)
     assert "no usable config.json" in await start_error(empty)
-    longer = await start_error(replace(good, max_context=2048))
+    longer = await start_error(engine_settings(tmp_path / "model", max_context=2048))
     assert "model.max_context (2048) exceeds the 1024 positions" in longer
 
 
@@ -217,12 +220,7 @@ async def test_a_bfloat16_engine_serves_a_float32_model_and_loads_bfloat16_weigh
 
     build_model(seed=0).save_pretrained(tmp_path / "model")
     policy = VllmPolicy(
-        VllmSettings(
-            model_path=str(tmp_path / "model"),
-            dtype="bfloat16",
-            max_context=128,
-            kv_cache_gib=0.1,
-        )
+        engine_settings(tmp_path / "model", dtype="bfloat16", max_context=128, kv_cache_gib=0.1)
     )
     await policy.start()
     try:

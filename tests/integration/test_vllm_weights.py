@@ -16,7 +16,7 @@ import pytest
 
 from agent_r1.learner.config import LearnerConfig
 from agent_r1.rollout.watchdog import watch
-from agent_r1.text.sampler import EngineDeadError, Generation
+from agent_r1.text.tokens import EngineDeadError, Generation
 from agent_r1.weights.http import HttpFetcher
 from agent_r1.weights.manifest import WeightsRefusedError
 from agent_r1_proto.registry import RolloutServer
@@ -355,7 +355,7 @@ def test_an_engine_that_hangs_when_new_weights_come_is_killed_as_an_idle_one_is(
 def test_an_engine_that_is_stopped_while_it_loads_is_killed_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    engine = LiveEngine(tmp_path, load_timeout_s=LOAD_TIMEOUT_S)
+    engine = LiveEngine(tmp_path, weight_load_timeout_s=LOAD_TIMEOUT_S)
     policy = engine.policy
     manifest = engine.publish(build_model(101))
     (process,) = policy.engine.engine_core.resources.engine_manager.processes

@@ -13,17 +13,14 @@ import json
 import sys
 
 from agent_r1.rollout.vllm.policy import VllmPolicy
-from agent_r1.rollout.vllm.settings import VllmSettings
-from tests.support.live_engine import MAX_CONTEXT
+from tests.support.live_engine import MAX_CONTEXT, engine_settings
 
 NUM_TOKENS = 24
 
 
 async def answer(model_dir: str, prompts: list[list[int]]) -> list[tuple[list[int], list[float]]]:
     """Return the tokens and log-probabilities of each prompt's answer."""
-    policy = VllmPolicy(
-        VllmSettings(model_path=model_dir, max_context=MAX_CONTEXT, kv_cache_gib=0.1)
-    )
+    policy = VllmPolicy(engine_settings(model_dir, max_context=MAX_CONTEXT, kv_cache_gib=0.1))
     await policy.start()
     try:
         return await answer_all(policy, prompts)

@@ -11,10 +11,9 @@ import sys
 import pytest
 
 from agent_r1.rollout.vllm import engine_process
-from agent_r1.rollout.vllm.settings import VllmSettings
 from tests.runner_v2.gpu_engine import BATCHED_TOKENS
 from tests.runner_v2.greedy import NUM_TOKENS, answer_all
-from tests.support.live_engine import MAX_CONTEXT, LiveEngine, shared_engine
+from tests.support.live_engine import MAX_CONTEXT, LiveEngine, engine_settings, shared_engine
 from tests.support.snapshot_files import build_model, model_logprobs, random_prompts
 
 pytestmark = [pytest.mark.vllm, pytest.mark.v2]
@@ -70,7 +69,7 @@ def test_greedy_answers_are_those_of_the_other_runner(engine: LiveEngine):
 
 def test_the_other_runner_can_be_chosen_where_triton_is_there(engine: LiveEngine):
     facts = engine.policy._model()
-    settings = VllmSettings(model_path=str(engine.folder / "model"), max_context=MAX_CONTEXT)
+    settings = engine_settings(engine.folder / "model", max_context=MAX_CONTEXT)
     args = engine_process._engine_args(settings, facts, on_cpu=False)
     for runner in ("v1", "v2"):
         with engine_process._engine_environment(settings, runner, compiled=False):

@@ -17,7 +17,7 @@ from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.envs import ToolEnv
 from agent_r1.rollout.tool_calls.client import ToolClient
 from agent_r1.text.chat_format import ChatFormat
-from agent_r1.text.sampler import Generation
+from agent_r1.text.tokens import Generation
 from agent_r1_proto.rewards import ScoreRequest, Value
 from agent_r1_proto.tasks import Decoding, Purpose, RolloutTask, SamplingParameters, Task
 from agent_r1_proto.trajectory import VersionSpan

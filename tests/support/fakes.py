@@ -16,7 +16,7 @@ from aiohttp import web
 
 from agent_r1.rollout.policy import EngineWork, LoadTiming
 from agent_r1.runtime.http.token import RunToken
-from agent_r1.text.sampler import EngineDeadError, Generation, PromptTooLongError
+from agent_r1.text.tokens import EngineDeadError, Generation, PromptTooLongError
 from agent_r1.weights.manifest import WeightsRefusedError
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tools import CallReply, CallRequest, ToolCall, ToolResult, ToolSpec

@@ -16,9 +16,11 @@ from typing import Any, TypeVar
 
 import pytest
 
+from agent_r1.rollout.config import RolloutConfig
 from agent_r1.rollout.policy import LoadTiming, PolicyOutOfMemoryError, PolicySetupError
 from agent_r1.rollout.vllm.policy import VllmPolicy
 from agent_r1.rollout.vllm.settings import VllmSettings
+from agent_r1.runtime.config import ModelConfig
 from agent_r1_proto.weights import WeightManifest
 from tests.support.snapshot_files import build_model, own_tensors, write_snapshot
 
@@ -27,6 +29,13 @@ MAX_CONTEXT = 512
 STEPS_ARE_SLOW = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether tests/runner_v2 runs this, whose kernels are interpreted."""
 T = TypeVar("T")
+
+
+def engine_settings(model_dir: Path | str, **options: Any) -> VllmSettings:
+    """Return settings of an engine; `options` are keys of `[model]`, `[rollout]` or `[run]`."""
+    model = {name: options.pop(name) for name in ModelConfig.model_fields.keys() & options.keys()}
+    run = {name: options.pop(name) for name in {"seed", "deterministic"} & options.keys()}
+    return VllmSettings(ModelConfig(path=str(model_dir), **model), RolloutConfig(**options), **run)
 
 
 class LiveEngine:
@@ -40,8 +49,8 @@ class LiveEngine:
         self.models: dict[int, Any] = {0: build_model(seed=0)}
         self.models[0].save_pretrained(folder / "model")
         self.policy = VllmPolicy(
-            VllmSettings(
-                model_path=str(folder / "model"),
+            engine_settings(
+                folder / "model",
                 max_context=MAX_CONTEXT,
                 max_num_seqs=32,
                 kv_cache_gib=0.25,

@@ -17,7 +17,7 @@ from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.rollout.main import RolloutSettings, serve_policy
 from agent_r1.runtime.config import ModelConfig, RedisConfig, RunConfig
 from agent_r1.text.chat_format import ChatFormat
-from agent_r1.text.sampler import EngineDeadError
+from agent_r1.text.tokens import EngineDeadError
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask

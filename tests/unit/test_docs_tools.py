@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 from pydantic import TypeAdapter
 
-from agent_r1.rollout.tool_calls.outages import OUTAGES
+from agent_r1.rollout.tool_calls.transport import OUTAGES
 from agent_r1.tools.config import BUILTIN_TOOLS
 from agent_r1.tools.function import tool_class_of
 from agent_r1.tools.kinds import AnyToolConfig

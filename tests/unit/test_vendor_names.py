@@ -76,7 +76,7 @@ def test_a_keyword_that_a_method_has_lost_is_found(
 
 
 USED = {
-    "SchedulerStats.num_skipped_waiting_reqs": "rollout/vllm/engine_stats.py",
+    "SchedulerStats.num_skipped_waiting_reqs": "rollout/vllm/engine_process.py",
     "WeightTransferEngine.receive_weights": "rollout/vllm/weight_transfer.py",
     "Qwen2ForCausalLM.load_weights": "rollout/vllm/weight_transfer.py",
     "rms_norm": "rollout/vllm/cpu/norms.py",
@@ -85,7 +85,7 @@ USED = {
     "Qwen3Config.head_dim": "learner/engine/attention.py",
     "WeightTransferEngine.init_info_cls": "rollout/vllm/weight_transfer.py",
     "SamplingParams.output_kind": "rollout/vllm/cpu/answer_scheduler.py",
-    "InputBatch.num_tokens_no_spec": "rollout/vllm/cpu/batch_sampler.py",
+    "InputBatch.num_tokens_no_spec": "rollout/vllm/cpu/worker.py",
     "PreTrainedModel.gradient_checkpointing_enable": "learner/engine/model.py",
     "DeepSpeedEngine.set_gradient_accumulation_boundary": "learner/engine/zero.py",
 }

@@ -229,7 +229,7 @@ def _serve_rollout(named: Config, arguments: argparse.Namespace) -> NoReturn:
     with quick_imports():
         from agent_r1.rollout import main as rollout
     from agent_r1.rollout.policy import PolicyOutOfMemoryError, PolicySetupError
-    from agent_r1.text.sampler import EngineDeadError
+    from agent_r1.text.tokens import EngineDeadError
 
     try:
         rollout.serve(rollout_settings(config, arguments.announce_dir))

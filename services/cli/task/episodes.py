@@ -34,7 +34,7 @@ from agent_r1.runtime.files.file_formats import read_text
 from agent_r1.runtime.files.hub import model_folder
 from agent_r1.runtime.imports import quick_imports
 from agent_r1.text.chat_format import ChatFormat
-from agent_r1.text.sampler import Generation, PolicyError
+from agent_r1.text.tokens import Generation, PolicyError
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.tasks import RolloutKey, RolloutTask, Task
 from agent_r1_proto.tools import ToolSpec

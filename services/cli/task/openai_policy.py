@@ -19,7 +19,7 @@ from agent_r1.config.sources import ConfigError
 from agent_r1.runtime.http import MAX_DETAIL_CHARS
 from agent_r1.text.chat_format import ChatFormat, OutsideMessage, PromptMessage, Rendered
 from agent_r1.text.chat_template import template_message, with_json_arguments
-from agent_r1.text.sampler import PolicyError
+from agent_r1.text.tokens import PolicyError
 from agent_r1.text.tool_formats import HERMES, ToolFormat
 from agent_r1_proto.tasks import ChatMessage
 from agent_r1_proto.tools import ToolSpec

@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from agent_r1.rollout.branch import Branch
+from agent_r1.rollout.turns import Branch
 from agent_r1.runtime.tilting import log_sum
 
 RESAMPLE_BELOW = 0.5

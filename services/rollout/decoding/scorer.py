@@ -12,7 +12,7 @@ from typing import Protocol
 import httpx
 from pydantic import JsonValue
 
-from agent_r1.rollout.branch import AttemptFailedError, Branch
+from agent_r1.rollout.turns import AttemptFailedError, Branch
 from agent_r1.runtime.http import MAX_DETAIL_CHARS
 from agent_r1.runtime.http.token import RunToken, token_headers
 from agent_r1_proto.messages import Message
@@ -112,11 +112,10 @@ def as_interaction(branch: Branch, payload: Mapping[str, JsonValue] | None = Non
         branch: an interaction as far as it has come.
         payload: of its task, for who may know the answer.
     """
-    record = branch.record
     return ScoreRequest(
         prompt=branch.rollout.task.messages(),
         payload=dict(payload or {}),
-        turns=score_turns(record.turns),
-        token_ids=valued_tokens(record.token_ids, record.segment_starts, record.turns),
+        turns=score_turns(branch.turns),
+        token_ids=valued_tokens(branch.token_ids, branch.segment_starts, branch.turns),
         status="TRUNCATED" if branch.ended is None else branch.ended[0],
     )

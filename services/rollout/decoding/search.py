@@ -19,13 +19,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent_r1.rollout.branch import AttemptFailedError, Branch, BranchState
 from agent_r1.rollout.decoding.particles import Particle, resampled
 from agent_r1.rollout.decoding.scorer import BranchScorer, as_interaction
-from agent_r1.rollout.turns import Turns
+from agent_r1.rollout.turns import AttemptFailedError, Branch, BranchState, Turns
 from agent_r1.runtime.tilting import Proposal, tilted
 from agent_r1.runtime.together import run_together
-from agent_r1.text.answer_patterns import most_frequent
+from agent_r1.text.reading import most_frequent
 from agent_r1_proto.tasks import Decoding, Task
 from agent_r1_proto.trajectory import ANSWERED, DecodingCost, Probe, ProbedTurn, Status
 
@@ -127,12 +126,12 @@ class Search:
             # Sampled ones first: their log-probabilities are those of the temperature.
             distinct: dict[tuple[int, ...], Branch] = {}
             for branch in (*branches, particle.greedy):
-                distinct.setdefault(tuple(branch.record.token_ids), branch)
+                distinct.setdefault(tuple(branch.token_ids), branch)
             particle.candidates = list(distinct.values())
 
     def _is_unsure(self, greedy: Branch) -> bool:
         limit = self.decoding.branch_below
-        return limit is None or math.exp(greedy.record.turn_logprob) < limit
+        return limit is None or math.exp(greedy.turn_logprob) < limit
 
     async def _weigh(self, particles: Sequence[Particle]) -> None:
         """Score candidates where there are several: as they are written, or by what follows."""
@@ -151,7 +150,7 @@ class Search:
 
     def _candidate(self, branch: Branch) -> Proposal:
         return Proposal(
-            branch.record.turn_logprob,
+            branch.turn_logprob,
             calls=bool(branch.last.calls),
             value=self._scores.get(branch, 0.0),
         )
@@ -217,11 +216,11 @@ class Search:
             copy.state = spare.state
             read = branch.path.rpartition(".")[2]
             self._remembered[copy] = ProbedTurn(
-                turn=branch.record.turns[-1],
+                turn=branch.turns[-1],
                 calls=bool(branch.last.calls),
                 sample=int(read) if read.isdecimal() else None,
-                greedy=branch.record.token_ids == particle.greedy.record.token_ids,
-                logprob=branch.record.turn_logprob,
+                greedy=branch.token_ids == particle.greedy.token_ids,
+                logprob=branch.turn_logprob,
                 value=self._scores.get(branch),
             )
 
@@ -240,7 +239,7 @@ class Search:
             for branch, turn in self._remembered.items()
         ]
         (first, *_) = self._remembered
-        return Probe(after=len(first.record.turns) - 1, candidates=candidates)
+        return Probe(after=len(first.turns) - 1, candidates=candidates)
 
     def _copies(self, branch: Branch) -> list[Branch]:
         """Return a branch as often as it is to be continued: once, where it calls nothing."""
@@ -286,12 +285,12 @@ class Search:
             if heirs[branch.state] is not branch:
                 await self._fork(branch)
         await run_together(self.turns.carry_out(branch) for branch in branches)
-        calls = [call for branch in branches for call in branch.record.turns[-1].calls]
+        calls = [call for branch in branches for call in branch.turns[-1].calls]
         self._num_calls += sum(call.status in ANSWERED for call in calls)
 
     async def _fork(self, branch: Branch) -> None:
         """Give a branch a state of its own, equal to the one that it shares."""
-        branch.state = await branch.state.fork(branch.path, branch.record.turns)
+        branch.state = await branch.state.fork(branch.path, branch.turns)
         self.states.append(branch.state)
         self._all_states.append(branch.state)
 

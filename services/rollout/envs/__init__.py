@@ -5,10 +5,9 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from agent_r1.rollout.envs.base import CallResult, CallStatus, EnvStep, ModelTurn
+from agent_r1.rollout.envs.base import CallResult, CallStatus, EnvStep, ModelTurn, ToolEnv
 from agent_r1.rollout.envs.code_env import CodeEnv
 from agent_r1.rollout.envs.math_env import MathEnv
-from agent_r1.rollout.envs.tool_env import ToolEnv
 from agent_r1.runtime.user_code import check_methods, import_named
 
 __all__ = [

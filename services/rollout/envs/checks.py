@@ -15,11 +15,10 @@ from typing import Any
 
 from pydantic import JsonValue, TypeAdapter
 
-from agent_r1.rollout.envs.base import EnvStep
-from agent_r1.rollout.envs.tool_env import ToolEnv
+from agent_r1.rollout.envs.base import EnvStep, ToolEnv
 from agent_r1.runtime.user_code import kind_of
 from agent_r1.runtime.user_code import short_repr as _shown
-from agent_r1.text.trajectory_builder import MAX_DATA_DEPTH, nesting
+from agent_r1.text.tokens import MAX_DATA_DEPTH, nesting
 from agent_r1_proto.parts import StoredImage, TextPart
 
 _JSON: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
-from agent_r1.rollout.envs.base import CallResult, EnvStep, ModelTurn
-from agent_r1.rollout.envs.tool_env import ToolEnv
+from agent_r1.rollout.envs.base import CallResult, EnvStep, ModelTurn, ToolEnv
 from agent_r1_proto.tasks import Task
 from agent_r1_proto.tools import TESTS_TOOL, TestedCode
 

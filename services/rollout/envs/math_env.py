@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from agent_r1.rollout.envs.base import CallResult, EnvStep, ModelTurn
-from agent_r1.rollout.envs.tool_env import ToolEnv
+from agent_r1.rollout.envs.base import CallResult, EnvStep, ModelTurn, ToolEnv
 from agent_r1_proto.tasks import Task
 
 _ANSWER = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*\S|####\s*\S")

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent_r1.rollout.envs.base import CallResult, EnvStep, ModelTurn
-from agent_r1.rollout.envs.tool_env import ToolEnv
+from agent_r1.rollout.envs.base import CallResult, EnvStep, ModelTurn, ToolEnv
 
 
 class TextEnv(ToolEnv):

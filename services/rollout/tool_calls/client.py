@@ -2,8 +2,8 @@
 
 runner.py calls through here; discovery.py says which instance gets a call. A reply is a
 `ToolReply` the model reads; anything else (timeout, lost connection, 5xx, a reply that does not
-parse) is a `ToolOutageError`, which fails the attempt: outages.py has the table, transport.py
-makes the requests.
+parse) is a `ToolOutageError`, which fails the attempt: transport.py
+makes the requests and has the table.
 """
 
 from __future__ import annotations
@@ -22,15 +22,12 @@ from typing import TypeVar
 import jsonschema.protocols
 from pydantic import JsonValue
 
-from agent_r1.rollout.tool_calls.discovery import (
-    POLL_S,
-    Endpoint,
-    ToolDirectory,
-)
-from agent_r1.rollout.tool_calls.outages import RequestError
+from agent_r1.rollout.tool_calls.discovery import POLL_S, ToolDirectory
 from agent_r1.rollout.tool_calls.transport import (
     FIRST_DELAY_S,
     LONGEST_DELAY_S,
+    Endpoint,
+    RequestError,
     ToolHttp,
 )
 from agent_r1.runtime.argument_schema import find_error, find_problem, make_validator
@@ -78,7 +75,7 @@ class ToolOutageError(Exception):
 
 @dataclass(frozen=True)
 class ToolReply:
-    """What a tool service answered to one call."""
+    """A tool service's answer to one call."""
 
     result: ToolResult
     version: str

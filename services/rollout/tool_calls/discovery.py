@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agent_r1.rollout.tool_calls.outages import RequestError
+from agent_r1.rollout.tool_calls.transport import BREAKER_OPEN_S, Endpoint, RequestError
 from agent_r1_proto.registry import WITHDRAW_TIMEOUT_S, ToolRegistry
 from agent_r1_proto.tool_pool import Pin, PinReport, ToolInstance, ToolState, ToolUse
 from agent_r1_proto.tools import ToolSpec
@@ -29,48 +29,11 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
 """How often the registry is read: additions and removals are seen within a second."""
-BREAKER_FAILURES = 3
-"""Failures in a row that open an instance's circuit breaker."""
-BREAKER_OPEN_S = 2.0
-"""How long an open breaker keeps calls away; then one call tries."""
-
-
-@dataclass
-class Endpoint:
-    """One instance as this process sees it."""
-
-    url: str
-    instance: str
-    version: str | None
-    """None: a fixed URL, whatever version answers there."""
-    capacity: int = 1
-    draining: bool = False
-    in_flight: int = 0
-    failures: int = 0
-    """In a row."""
-    open_until: float = 0.0
-    """Monotonic seconds until which its circuit breaker keeps calls away."""
-
-    def succeeded(self) -> None:
-        """Close the breaker."""
-        self.failures = 0
-        self.open_until = 0.0
-
-    def failed(self, now: float, *, unreachable: bool) -> None:
-        """Count a failure; a lost connection opens the breaker at once."""
-        self.failures += 1
-        if unreachable or self.failures >= BREAKER_FAILURES:
-            self.open_until = now + BREAKER_OPEN_S
-
-    @property
-    def load(self) -> float:
-        """Calls in flight from here, as a share of what it takes."""
-        return self.in_flight / self.capacity
 
 
 @dataclass
 class _Tool:
-    """What is known of one tool."""
+    """One tool as this process knows it."""
 
     spec: ToolSpec
     """What this run offers."""

@@ -20,7 +20,7 @@ from agent_r1.rollout.tool_calls.client import ToolClient, ToolOutageError, Tool
 from agent_r1.runtime.tracing import span
 from agent_r1.text.control_tokens import TRUNCATION_MARKER
 from agent_r1.text.reading import ParsedCall, TurnText
-from agent_r1.text.trajectory_builder import recorded_data
+from agent_r1.text.tokens import recorded_data
 from agent_r1_proto.component_notes import begin_component
 from agent_r1_proto.parts import ImagePart, Part, ResultPart, StoredImage, TextPart
 from agent_r1_proto.tasks import RolloutTask
@@ -121,7 +121,9 @@ class CallRunner:
 
         async def run_lane(indexes: list[int]) -> None:
             for i in indexes:
-                outcome = calls[i] = await self._run_one(number, turn.calls[i], ends[i])
+                await begin_component(f"tool {turn.calls[i].name!r}")
+                with span("tool call", tool=turn.calls[i].name):
+                    outcome = calls[i] = await self._call(number, turn.calls[i], ends[i])
                 if outcome.outage is not None:
                     return
 
@@ -160,11 +162,6 @@ class CallRunner:
         text = f"Error: {error}"
         record = _record(parsed, end, status=status, parts=[TextPart(text=text)], error=error)
         return CallOutcome(record, CallResult(parsed.name, parsed.arguments, status, text))
-
-    async def _run_one(self, number: int, parsed: ParsedCall, end: int) -> CallOutcome:
-        await begin_component(f"tool {parsed.name!r}")
-        with span("tool call", tool=parsed.name):
-            return await self._call(number, parsed, end)
 
     async def _call(self, number: int, parsed: ParsedCall, end: int) -> CallOutcome:
         spec = self.specs[parsed.name]

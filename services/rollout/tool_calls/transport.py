@@ -1,6 +1,16 @@
 """The requests that client.py makes of tool services, and what can be wrong with the answers.
 
-Every answer that cannot be used is a `RequestError` of a kind that outages.py lists.
+Two kinds of things go wrong. What the model or the tool itself did is answered to the model as
+text, and the trajectory continues (runner.py, `status` of the call record). What a service or the
+network did is an outage: no token of it is trained on, and the attempt ends as FAILED.
+
+| what happened | call status | becomes |
+|---|---|---|
+| the call does not parse, or its arguments break the schema | malformed | text for the model |
+| a tool that is not offered | unknown_tool | text for the model |
+| more calls in a turn than `env.max_calls_per_turn` | over_limit | text for the model |
+| the tool's own error answer, an exception in the user's `call` | error | text for the model |
+| an outage, by its kind: see OUTAGES | failed | the attempt is FAILED and tried again |
 """
 
 from __future__ import annotations
@@ -11,14 +21,13 @@ import json
 import random
 import time
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
 
 import aiohttp
 import httpx
 import httpx_aiohttp
 from pydantic import ValidationError
 
-from agent_r1.rollout.tool_calls.discovery import Endpoint
-from agent_r1.rollout.tool_calls.outages import OUTAGES, RequestError
 from agent_r1.runtime.http import MAX_DETAIL_CHARS
 from agent_r1.runtime.http.token import RunToken, token_headers
 from agent_r1.runtime.tracing import trace_headers
@@ -31,6 +40,10 @@ SPEC_TIMEOUT_S = 10.0
 SLOT_TIMEOUT_S = 1.0
 """Longest time a request waits for others of its tool; then its call tries anew, with all its time.
 """
+BREAKER_FAILURES = 3
+"""Failures in a row that open an instance's circuit breaker."""
+BREAKER_OPEN_S = 2.0
+"""How long an open breaker keeps calls away; then one call tries."""
 MAX_REPLY_BYTES = 16 << 20
 JSON_HEADERS = {"content-type": "application/json"}
 _KIND_OF = {
@@ -44,6 +57,99 @@ _KIND_OF = {
 # What a lost connection may raise; httpx-aiohttp maps most of aiohttp's errors, not all.
 CONNECTION_ERRORS = (httpx.TransportError, aiohttp.ClientError, OSError)
 NOT_CONNECTED = (httpx.ConnectError, aiohttp.ClientConnectorError, ConnectionRefusedError)
+
+
+@dataclass(frozen=True)
+class Outage:
+    """One kind of outage, and its treatment."""
+
+    means: str
+    resend: bool
+    """Send the call again, within its deadline."""
+    may_have_run: bool = True
+    """The tool may have carried the call out: a tool that is not idempotent is not asked again."""
+    free_attempt: bool = False
+    """The next attempt does not count against `max_attempts`: nothing is wrong with the sample."""
+
+
+OUTAGES: dict[str, Outage] = {
+    "tool_refused": Outage("no connection could be made", resend=True, may_have_run=False),
+    "tool_unreachable": Outage("the connection was lost under way", resend=True),
+    "tool_full": Outage("429: no free place to run in", resend=True, may_have_run=False),
+    "tool_busy": Outage("503: overloaded, draining or down", resend=True, may_have_run=False),
+    "tool_broken": Outage(
+        "501: the tool's own code is wrong (`call` returned no result, or `open` raised)",
+        resend=False,
+    ),
+    "tool_http_5xx": Outage("another 5xx answer", resend=True),
+    "tool_http_4xx": Outage("the service does not take the request", resend=False),
+    "tool_absent": Outage("no instance is announced", resend=True, may_have_run=False),
+    "tool_moved": Outage("another version answered at this address", resend=True),
+    "tool_bad_reply": Outage("an answer that does not parse", resend=False),
+    "tool_too_large": Outage("an answer over the size limit", resend=False),
+    "tool_timeout": Outage("no answer within env.tool_timeout_s", resend=False),
+    "tool_version_gone": Outage(
+        "the last instance of the pinned version is gone", resend=False, free_attempt=True
+    ),
+    "tool_session_lost": Outage(
+        "the instance that holds the session is gone, or has closed it",
+        resend=False,
+        free_attempt=True,
+    ),
+}
+"""Every kind of outage; a trajectory's `reason` begins with one."""
+
+
+class RequestError(Exception):
+    """A request that gave no usable answer, or could not be made; `kind` is a key of OUTAGES."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(detail)
+        self.kind = kind
+        self.outage = OUTAGES[kind]
+
+
+MAX_FREE_ATTEMPTS = 20
+"""Attempts of one sample that do not count, at most: instances that die all the time do count."""
+
+
+def is_free(reason: str) -> bool:
+    """Whether an attempt that FAILED for this reason does not count against `max_attempts`."""
+    outage = OUTAGES.get(reason.partition(":")[0])
+    return outage is not None and outage.free_attempt
+
+
+@dataclass
+class Endpoint:
+    """One instance as this process sees it."""
+
+    url: str
+    instance: str
+    version: str | None
+    """None: a fixed URL, whatever version answers there."""
+    capacity: int = 1
+    draining: bool = False
+    in_flight: int = 0
+    failures: int = 0
+    """In a row."""
+    open_until: float = 0.0
+    """Monotonic seconds until which its circuit breaker keeps calls away."""
+
+    def succeeded(self) -> None:
+        """Close the breaker."""
+        self.failures = 0
+        self.open_until = 0.0
+
+    def failed(self, now: float, *, unreachable: bool) -> None:
+        """Count a failure; a lost connection opens the breaker at once."""
+        self.failures += 1
+        if unreachable or self.failures >= BREAKER_FAILURES:
+            self.open_until = now + BREAKER_OPEN_S
+
+    @property
+    def load(self) -> float:
+        """Calls in flight from here, as a share of what it takes."""
+        return self.in_flight / self.capacity
 
 
 class ToolHttp:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from agent_r1.text.sampler import Generation, PolicyError, PromptError, PromptTooLongError
+from agent_r1.text.tokens import Generation, PolicyError, PromptError, PromptTooLongError
 from agent_r1_proto.trajectory import VersionSpan
 
 

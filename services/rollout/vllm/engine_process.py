@@ -12,12 +12,14 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import Any
 
 from agent_r1.rollout.policy import EngineWork, PolicySetupError
 from agent_r1.rollout.vllm.engine_weights import adapter_args
 from agent_r1.rollout.vllm.settings import (
     OUT_OF_MEMORY_REMEDY,
+    PLUGIN,
     ModelFacts,
     ModelRunner,
     VllmSettings,
@@ -31,6 +33,11 @@ CPU_BATCHED_TOKENS = 2048
 _PR_SET_PDEATHSIG = 1
 EXIT_TIMEOUT_S = 3.0
 SIGKILL_EXIT_CODE = -9
+RELEASE = "0.32"
+_INSTALL = (
+    f"install release {RELEASE}, which this version is made for: pip install 'agent-r1[rollout]' "
+    "(CPU) or 'agent-r1[rollout-gpu]'"
+)
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,29 @@ class StartedEngine:
     """Tokens arrive when their answer is finished, not one by one."""
     description: str
     """Settings that vLLM chose or was given, for the log."""
+
+
+def check_release() -> None:
+    """Refuse an installation of vLLM that this version is not made for.
+
+    Raises:
+        PolicySetupError: another release, or none, or this project is not installed.
+    """
+    try:
+        with quick_imports():
+            import vllm
+            from vllm.v1.engine.async_llm import AsyncLLM  # noqa: F401 - imports all that follows
+    except ImportError as exc:
+        raise PolicySetupError(f"vLLM cannot be used ({exc}); {_INSTALL}") from exc
+    installed = vllm.__version__
+    if not installed.startswith(f"{RELEASE}."):
+        raise PolicySetupError(f"vLLM is release {installed}; {_INSTALL}")
+    # vLLM's own processes find our weight transfer by it.
+    if PLUGIN not in {entry.name for entry in entry_points(group="vllm.general_plugins")}:
+        raise PolicySetupError(
+            f"vLLM's processes cannot find the entry point {PLUGIN}; install this project "
+            "(pip install -e .) instead of only putting it on the import path"
+        )
 
 
 def start_engine(settings: VllmSettings, facts: ModelFacts, work: EngineWork) -> StartedEngine:
@@ -62,13 +92,13 @@ def start_engine(settings: VllmSettings, facts: ModelFacts, work: EngineWork) ->
 
         on_cpu = current_platform.is_cpu()
         args = _engine_args(settings, facts, on_cpu=on_cpu)
-    runner = choose_model_runner(settings.model_runner, on_cpu=on_cpu)
+    runner = choose_model_runner(settings.rollout.model_runner, on_cpu=on_cpu)
     if on_cpu:
         check_cpu_fit(settings, facts)
         with quick_imports():  # before the fork, so that the engine shares these pages
             _import_models(facts.architectures)
     return launch_engine(
-        args, settings, work, runner, forks=on_cpu and settings.tensor_parallel_size == 1
+        args, settings, work, runner, forks=on_cpu and settings.rollout.tensor_parallel_size == 1
     )
 
 
@@ -90,15 +120,13 @@ def launch_engine(
     with quick_imports():
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
-
-        from agent_r1.rollout.vllm.engine_stats import counting_logger
     try:
         with _engine_environment(settings, runner, compiled=not args.enforce_eager):
             with quick_imports():
                 # Without a context vLLM takes 2,048 tokens a step on every GPU.
                 config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
             chosen = "v2" if config.use_v2_model_runner else "v1"  # by the environment
-            loggers: list[Any] = [counting_logger(work)]
+            loggers: list[Any] = [_counting_logger(work)]
             with forked_processes(settings) if forks else nullcontext():
                 engine = AsyncLLM.from_vllm_config(
                     config, stat_loggers=loggers, disable_log_stats=True
@@ -114,6 +142,46 @@ def launch_engine(
         sends_whole_answers=args.scheduler_cls is not None,
         description=_describe(config),
     )
+
+
+def _counting_logger(work: EngineWork) -> Any:
+    """Return a stat logger for `AsyncLLM` that counts each step into `work`, and nothing else."""
+    from vllm.v1.metrics.loggers import PrometheusStatLogger
+
+    class CountingLogger(PrometheusStatLogger):
+        """In place of vLLM's own, which keeps some fifty metrics for each step.
+
+        vLLM adds its own beside any logger that is not of this class.
+        """
+
+        def __init__(self, vllm_config: Any, engine_indexes: list[int] | None = None) -> None:
+            """Keep nothing: `work` is all there is."""
+
+        def record(
+            self,
+            scheduler_stats: Any,
+            iteration_stats: Any,
+            mm_cache_stats: Any = None,
+            engine_idx: int = 0,
+        ) -> None:
+            if scheduler_stats is not None:
+                work.steps += 1
+                work.running = scheduler_stats.num_running_reqs
+                work.waiting = (
+                    scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
+                )
+                work.kv_cache_used = scheduler_stats.kv_cache_usage
+            if iteration_stats is not None:
+                work.prompt_tokens += iteration_stats.prompt_token_stats.computed
+                work.sampled_tokens += iteration_stats.num_generation_tokens
+
+        def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None: ...
+
+        def record_admission_rejection(self, reason: str) -> None: ...
+
+        def log_engine_initialized(self) -> None: ...
+
+    return CountingLogger
 
 
 def _describe(config: Any) -> str:
@@ -132,30 +200,31 @@ def _engine_args(settings: VllmSettings, facts: ModelFacts, *, on_cpu: bool) -> 
 
     from agent_r1.rollout.vllm.weight_transfer import BACKEND
 
+    model, rollout = settings.model, settings.rollout
     platform: dict[str, Any] = {
-        "gpu_memory_utilization": settings.gpu_memory_utilization,
-        "max_num_batched_tokens": settings.max_batched_tokens,
+        "gpu_memory_utilization": rollout.gpu_memory_utilization,
+        "max_num_batched_tokens": rollout.max_batched_tokens,
     }
     if on_cpu:
         platform = _cpu_args(settings, facts)
-    eager = settings.enforce_eager
+    eager, sequences = rollout.enforce_eager, rollout.max_num_seqs or rollout.max_concurrent
     return AsyncEngineArgs(
         model=str(facts.directory),
-        dtype=settings.dtype,
+        dtype=model.dtype,
         seed=settings.seed,
         skip_tokenizer_init=True,
-        max_model_len=settings.max_context,
+        max_model_len=model.max_context,
         # Which sequences share a step, and which prefixes are cached, changes last digits.
-        max_num_seqs=1 if settings.deterministic else settings.max_num_seqs,
+        max_num_seqs=1 if settings.deterministic else sequences,
         enable_prefix_caching=not settings.deterministic,
-        tensor_parallel_size=settings.tensor_parallel_size,
+        tensor_parallel_size=rollout.tensor_parallel_size,
         enforce_eager=on_cpu if eager is None else eager,
         logprobs_mode="processed_logprobs",
         weight_transfer_config=WeightTransferConfig(backend=BACKEND),
         worker_extension_cls=f"{__package__}.weight_transfer.LoadOpenedFiles",
         disable_log_stats=True,
         **platform,
-        **({} if settings.lora is None else adapter_args(settings.lora)),
+        **({} if model.lora is None else adapter_args(model.lora)),
     )
 
 
@@ -165,9 +234,10 @@ def _cpu_args(settings: VllmSettings, facts: ModelFacts) -> dict[str, Any]:
 
     from agent_r1.rollout.vllm.cpu.norms import NORMS
 
-    batched_tokens = max(settings.max_batched_tokens or CPU_BATCHED_TOKENS, settings.max_context)
+    model, rollout = settings.model, settings.rollout
+    batched_tokens = max(rollout.max_batched_tokens or CPU_BATCHED_TOKENS, model.max_context)
     arguments: dict[str, Any] = {
-        "kv_cache_memory_bytes": int(settings.kv_cache_gib * GIB),
+        "kv_cache_memory_bytes": int(rollout.kv_cache_gib * GIB),
         "max_num_batched_tokens": batched_tokens,
         # A seeded request that is prefilled in chunks ends a CPU engine ("CPU Generator does not
         # use offset"), so a prompt must fit one step.
@@ -179,7 +249,7 @@ def _cpu_args(settings: VllmSettings, facts: ModelFacts) -> dict[str, Any]:
         "scheduler_cls": f"{__package__}.cpu.answer_scheduler.WholeAnswerScheduler",
         "ir_op_priority": {"rms_norm": [NORMS], "fused_add_rms_norm": [NORMS]},
     }
-    if settings.tensor_parallel_size == 1:
+    if rollout.tensor_parallel_size == 1:
         # By default a CPU engine puts its one worker into a third process.
         arguments["distributed_executor_backend"] = UniProcExecutor
     return arguments
@@ -190,7 +260,7 @@ def _engine_environment(
 ) -> AbstractContextManager[None]:
     """Set, for the engine processes started inside, what concerns no other process."""
     wanted = {
-        "OMP_NUM_THREADS": str(settings.threads),
+        "OMP_NUM_THREADS": str(settings.rollout.threads),
         "VLLM_USE_V2_MODEL_RUNNER": str(int(runner == "v2")),
     }
     if not compiled:
@@ -255,8 +325,8 @@ class _Fork:
         leave_connections()
         signal.set_wakeup_fd(-1)  # else a signal sent to the engine reaches the server's event loop
         warnings.simplefilter("ignore", FutureWarning)  # of vLLM about PyTorch, for every start
-        torch.set_num_threads(self._settings.threads)
-        if self._settings.enforce_eager is not False:
+        torch.set_num_threads(self._settings.rollout.threads)
+        if self._settings.rollout.enforce_eager is not False:
             torch.compiler.set_stance("force_eager")
 
 

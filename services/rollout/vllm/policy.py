@@ -25,20 +25,20 @@ from agent_r1.rollout.vllm.engine_answers import (
 )
 from agent_r1.rollout.vllm.engine_process import (
     StartedEngine,
+    check_release,
     death_reason,
     engine_processes,
     start_engine,
     wait_for_exit,
 )
 from agent_r1.rollout.vllm.engine_weights import AdapterWeights, EngineWeights
-from agent_r1.rollout.vllm.release import check_release
 from agent_r1.rollout.vllm.settings import (
     ModelFacts,
     VllmSettings,
     prepare_environment,
     read_model,
 )
-from agent_r1.text.sampler import EngineDeadError, Generation, PolicyError
+from agent_r1.text.tokens import EngineDeadError, Generation, PolicyError
 from agent_r1.weights.manifest import WeightsRefusedError
 from agent_r1.weights.snapshot import verify_snapshot
 from agent_r1_proto.trajectory import VersionSpan
@@ -84,7 +84,7 @@ class VllmPolicy(Policy):
 
     @property
     def max_context(self) -> int:
-        return self._settings.max_context
+        return self._settings.model.max_context
 
     @property
     def num_in_flight(self) -> int:
@@ -97,11 +97,11 @@ class VllmPolicy(Policy):
         return self._death
 
     async def start(self) -> None:
-        started = time.perf_counter()
+        started, limit_s = time.perf_counter(), self._settings.rollout.engine_start_timeout_s
         prepare_environment(self._settings)
         self._facts = await asyncio.to_thread(read_model, self._settings)
         try:
-            async with asyncio.timeout(self._settings.start_timeout_s):
+            async with asyncio.timeout(limit_s):
                 await self._start_engine()
                 self._death = None
                 await self._load_first_weights()
@@ -113,7 +113,7 @@ class VllmPolicy(Policy):
         except TimeoutError as exc:
             await self.stop()
             raise PolicySetupError(
-                f"the engine did not start within {self._settings.start_timeout_s:g} s; raise "
+                f"the engine did not start within {limit_s:g} s; raise "
                 "rollout.engine_start_timeout_s"
             ) from exc
         except EngineDeadError as exc:
@@ -125,7 +125,7 @@ class VllmPolicy(Policy):
         logger.info(
             "policy started model=%s dtype=%s model_runner=%s %s start_s=%.1f",
             self._facts.directory,
-            self._settings.dtype,
+            self._settings.model.dtype,
             self._started.model_runner,
             self._started.description,
             time.perf_counter() - started,
@@ -156,20 +156,12 @@ class VllmPolicy(Policy):
             self._earlier_spans.pop(request_id, None)
 
     def _sampling(self, max_tokens: int, temperature: float, seed: int) -> Any:
-        from vllm.sampling_params import RequestOutputKind, SamplingParams
-
-        return SamplingParams(
+        return _params(
             max_tokens=max_tokens,
             temperature=temperature,
-            top_p=1.0,
-            top_k=-1,
             seed=seed,
             stop_token_ids=list(self._model().eos_token_ids),
             logprobs=0,
-            flat_logprobs=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-            skip_clone=True,
         )
 
     async def probe(self) -> None:
@@ -203,16 +195,10 @@ class VllmPolicy(Policy):
 
     async def _score(self, token_ids: list[int], *, reads_cache: bool) -> tuple[list[float], int]:
         """Return the log-probabilities after the cached prefix, and the length of that prefix."""
-        from vllm.sampling_params import RequestOutputKind, SamplingParams
-
-        params = SamplingParams(
+        params = _params(
             max_tokens=1,
             temperature=1.0,
             prompt_logprobs=0,
-            flat_logprobs=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-            skip_clone=True,
             skip_reading_prefix_cache=not reads_cache,
         )
         self._num_scores += 1
@@ -249,11 +235,11 @@ class VllmPolicy(Policy):
         return LoadTiming(fetch_s=fetch_s, pause_s=pause_s)
 
     async def _verify(self, manifest: WeightManifest) -> Path:
-        limit_s = self._settings.load_timeout_s
+        limit_s = self._settings.rollout.weight_load_timeout_s
         try:
             async with asyncio.timeout(limit_s):
                 return await asyncio.to_thread(
-                    verify_snapshot, manifest, self._model().versions, self._settings.dtype
+                    verify_snapshot, manifest, self._model().versions, self._settings.model.dtype
                 )
         except TimeoutError as exc:
             raise WeightsRefusedError(
@@ -296,10 +282,10 @@ class VllmPolicy(Policy):
         await asyncio.to_thread(check_release)
         started = await asyncio.to_thread(start_engine, self._settings, facts, self.work)
         self._started, self.engine = started, started.engine
-        if self._settings.lora is None:
+        if self._settings.model.lora is None:
             self._weights = EngineWeights(facts.layout)
         else:
-            self._weights = AdapterWeights(self._settings.lora, facts.versions)
+            self._weights = AdapterWeights(self._settings.model.lora, facts.versions)
 
     def _held(self) -> EngineWeights:
         assert self._weights is not None  # there are weights where there is an engine
@@ -313,7 +299,7 @@ class VllmPolicy(Policy):
                 await self._swap_weights(0)
 
     async def _stage(self, policy_version: int, files: Sequence[Path]) -> None:
-        limit_s = self._settings.load_timeout_s
+        limit_s = self._settings.rollout.weight_load_timeout_s
         try:
             async with asyncio.timeout(limit_s):
                 await self._held().stage(self.engine, policy_version, files)
@@ -334,7 +320,7 @@ class VllmPolicy(Policy):
         engine = self.engine
         started = time.perf_counter()
         try:
-            async with asyncio.timeout(self._settings.load_timeout_s):
+            async with asyncio.timeout(self._settings.rollout.weight_load_timeout_s):
                 # AsyncLLM.pause_generation does the same, and then sleeps for 20 ms.
                 await engine.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
                 if self._in_flight and self._started.sends_whole_answers:
@@ -398,3 +384,16 @@ class VllmPolicy(Policy):
             if reason is None:
                 raise PolicyError(f"the engine failed ({type(exc).__name__}: {exc})") from exc
             raise EngineDeadError(reason) from exc
+
+
+def _params(**options: Any) -> Any:
+    """Return vLLM's parameters of a request whose whole answer is wanted, as tokens."""
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    return SamplingParams(
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,
+        **options,
+    )

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Literal
 
+from agent_r1.rollout.config import RolloutConfig
 from agent_r1.rollout.policy import PolicyOutOfMemoryError, PolicySetupError
-from agent_r1.runtime.config import Dtype, LoraConfig
+from agent_r1.runtime.config import ModelConfig
 from agent_r1.runtime.files.hub import HubError, model_folder
 from agent_r1.runtime.memory import GIB, free_memory_bytes
 from agent_r1.weights.layout import (
@@ -39,45 +40,19 @@ OUT_OF_MEMORY_REMEDY = (
 
 @dataclass(frozen=True)
 class VllmSettings:
-    """One engine's settings; the names are those of the tables `model` and `rollout`."""
+    """The tables of a run that one engine needs."""
 
-    model_path: str
-    """Model directory, or a model's name where a hub can be reached."""
-    revision: str | None = None
-    """Branch, tag or commit of a model on the hub."""
-    lora: LoraConfig | None = None
-    """The adapter that versions replace; None: they replace the whole model."""
-    dtype: Dtype = "float32"
-    max_context: int = 4096
-    """Most tokens of one sequence."""
-    max_num_seqs: int = 64
-    """Most sequences in one engine step; further requests wait in the engine."""
-    deterministic: bool = False
-    """One sequence at a time and no prefix cache: results do not depend on what else runs."""
-    kv_cache_gib: float = 1.0
-    """Memory for the KV cache on the CPU, in GiB."""
-    gpu_memory_utilization: float = 0.85
-    """Share of a GPU's memory for weights and KV cache."""
-    tensor_parallel_size: int = 1
-    """GPUs the engine is spread over."""
-    max_batched_tokens: int | None = None
-    """Most tokens of one engine step; None: vLLM's choice for the GPU, and on the CPU the larger of
-    2048 and max_context."""
-    model_runner: ModelRunner | None = None
-    """None: v1 on the CPU, v2 on GPUs."""
-    threads: int = 1
-    """Threads of the engine on the CPU."""
-    enforce_eager: bool | None = None
-    """Run without compiled graphs; None: on the CPU yes, on GPUs no."""
+    model: ModelConfig
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
     seed: int = 0
     """Seeds the engine itself; every request brings its own seed."""
-    start_timeout_s: float = 600.0
-    load_timeout_s: float = 300.0
+    deterministic: bool = False
+    """One sequence at a time and no prefix cache: results do not depend on what else runs."""
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a model directory says about the model."""
+    """Facts about a model, from its directory."""
 
     directory: Path
     architectures: tuple[str, ...]
@@ -106,7 +81,7 @@ def prepare_environment(settings: VllmSettings) -> None:
         # Its warnings at every start tell of what a CPU engine never has. On a GPU its lines say
         # which runner and attention it took, how large the KV cache is, and what it captured.
         "VLLM_LOGGING_LEVEL": "ERROR" if is_cpu_build() else "INFO",
-        "VLLM_ENGINE_READY_TIMEOUT_S": str(max(1, int(settings.start_timeout_s))),
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(max(1, int(settings.rollout.engine_start_timeout_s))),
         "TOKENIZERS_PARALLELISM": "false",
     }
     for name, value in defaults.items():
@@ -130,7 +105,7 @@ def choose_model_runner(wanted: ModelRunner | None, *, on_cpu: bool) -> ModelRun
 
     Args:
         wanted: `rollout.model_runner`.
-        on_cpu: the engine runs on the CPU, where batch_sampler.py reads the state of v1.
+        on_cpu: the engine runs on the CPU, where cpu/worker.py reads the state of v1.
 
     Raises:
         PolicySetupError: it is not to be had there.
@@ -146,29 +121,30 @@ def choose_model_runner(wanted: ModelRunner | None, *, on_cpu: bool) -> ModelRun
 
 
 def read_model(settings: VllmSettings) -> ModelFacts:
-    """Find the model and read what it is made of; downloads it when `model_path` is a name.
+    """Find the model and read what it is made of; downloads it when `model.path` is a name.
 
     Raises:
         PolicySetupError: there is no usable model, or the settings do not fit it.
     """
+    model = settings.model
     try:
-        directory = model_folder(settings.model_path, settings.revision)
+        directory = model_folder(model.path, model.revision)
     except HubError as exc:
         raise PolicySetupError(str(exc)) from exc
     config = _text_config(directory)
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    value_bytes = 4 if settings.dtype == "float32" else 2
+    value_bytes = 4 if model.dtype == "float32" else 2
     try:
         layout = read_model_layout(directory, tied=bool(config.tie_word_embeddings))
-        versions = layout if settings.lora is None else adapter_layout(layout, settings.lora)
+        versions = layout if model.lora is None else adapter_layout(layout, model.lora)
     except ValueError as exc:
         raise PolicySetupError(str(exc)) from exc
     max_positions = getattr(config, "max_position_embeddings", None)
-    if max_positions is not None and settings.max_context > max_positions:
+    if max_positions is not None and model.max_context > max_positions:
         raise PolicySetupError(
-            f"model.max_context ({settings.max_context}) exceeds the {max_positions} "
+            f"model.max_context ({model.max_context}) exceeds the {max_positions} "
             f"positions of {directory}; lower model.max_context"
         )
     return ModelFacts(
@@ -199,25 +175,26 @@ def check_cpu_fit(settings: VllmSettings, facts: ModelFacts) -> None:
         PolicyOutOfMemoryError: KV cache and weights exceed the free memory.
         PolicySetupError: the KV cache cannot hold one sequence, or the head size has no kernel.
     """
+    model, rollout = settings.model, settings.rollout
     if facts.head_dim not in CPU_HEAD_SIZES:
         raise PolicySetupError(
             f"the model's attention heads have size {facts.head_dim}; vLLM on the CPU runs "
             f"{', '.join(map(str, CPU_HEAD_SIZES))}; choose hidden_size / num_attention_heads "
             "among these"
         )
-    one_sequence = facts.kv_bytes_per_token * settings.max_context / GIB
-    if one_sequence > settings.kv_cache_gib:
+    one_sequence = facts.kv_bytes_per_token * model.max_context / GIB
+    if one_sequence > rollout.kv_cache_gib:
         raise PolicySetupError(
-            f"rollout.kv_cache_gib ({settings.kv_cache_gib:g}) is less than the "
+            f"rollout.kv_cache_gib ({rollout.kv_cache_gib:g}) is less than the "
             f"{one_sequence:.2f} GiB one sequence of model.max_context "
-            f"({settings.max_context}) tokens needs; raise rollout.kv_cache_gib or lower "
+            f"({model.max_context}) tokens needs; raise rollout.kv_cache_gib or lower "
             "model.max_context"
         )
-    weights = facts.layout.num_values * (4 if settings.dtype == "float32" else 2) / GIB
+    weights = facts.layout.num_values * (4 if model.dtype == "float32" else 2) / GIB
     free = free_memory_bytes()
-    if free is not None and settings.kv_cache_gib + weights > free / GIB:
+    if free is not None and rollout.kv_cache_gib + weights > free / GIB:
         raise PolicyOutOfMemoryError(
-            f"rollout.kv_cache_gib ({settings.kv_cache_gib:g}) and the weights ({weights:.2f} GiB) "
+            f"rollout.kv_cache_gib ({rollout.kv_cache_gib:g}) and the weights ({weights:.2f} GiB) "
             f"exceed the free memory ({free / GIB:.2f} GiB): {OUT_OF_MEMORY_REMEDY}"
         )
 

@@ -86,7 +86,7 @@ async def serve_app(
         RuntimeError: the application did not start for another reason; its log says why.
     """
     listener = bind(name, listen, token)
-    with contextlib.closing(listener), _stop_signals() as (stop, hurry):
+    with contextlib.closing(listener), stop_signals() as (stop, hurry):
         url = advertised_url(name, listen, listener.getsockname()[1])
         async with _lifespan(app, name), serving(app, listener, listen, token) as server:
             if announce_dir is not None:
@@ -99,7 +99,7 @@ async def serve_app(
 
 
 @contextlib.contextmanager
-def _stop_signals() -> Generator[tuple[asyncio.Event, asyncio.Event]]:
+def stop_signals() -> Generator[tuple[asyncio.Event, asyncio.Event]]:
     """Yield what the first and the second SIGTERM or SIGINT set."""
     stop, hurry, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
     for signal in STOP_SIGNALS:

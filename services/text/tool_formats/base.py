@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -50,7 +50,7 @@ class CallBlock:
 
 
 class ToolFormat(ABC):
-    """How a model writes tool calls.
+    """A way of writing tool calls.
 
     A class of your own is named `env.tool_format = "module:Name"` and found through `run.plugins`.
     It is made without arguments, once in a process.
@@ -196,6 +196,25 @@ def read_call(
     if not _can_travel({"name": name, "arguments": arguments}):
         return malformed(end, OUT_OF_RANGE)
     return ParsedCall(name=name, arguments=arguments, end=end, id=call_id(call.get("id")))
+
+
+def read_call_at(
+    text: str, start: int, named: Mapping[str, str] | None = None, **how: Any
+) -> ParsedCall:
+    """Return the call whose JSON begins at `start`; one that is no JSON ends with the text.
+
+    Args:
+        text: of the turn.
+        start: of the JSON in it.
+        named: what stands before it (`name`, `id`) where it is the arguments alone.
+        how: keyword arguments of `read_call`.
+    """
+    try:
+        value, end = read_json(text, start)
+    except ValueError as exc:
+        return malformed(len(text), exc)
+    call = value if named is None else {**named, "arguments": value}
+    return read_call(call, end, **how)
 
 
 def json_call(name: str, arguments: str, key: str = "arguments") -> str:

@@ -5,14 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from agent_r1.text.tool_formats.base import (
-    CallBlock,
-    ToolFormat,
-    json_call,
-    malformed,
-    read_call,
-    read_json,
-)
+from agent_r1.text.tool_formats.base import CallBlock, ToolFormat, json_call, read_call_at
 
 PYTHON_TAG = "<|python_tag|>"
 OBJECT = '{"name": ..., "parameters": {...}}'
@@ -36,18 +29,14 @@ class Llama3JsonFormat(ToolFormat):
         found = _START.search(text, start)
         if found is None:
             return None
-        try:
-            call, end = read_json(text, found.start(1))
-        except ValueError as exc:
-            return CallBlock(found.start(), len(text), [malformed(len(text), exc)])
-        read = read_call(
-            call,
-            end,
+        call = read_call_at(
+            text,
+            found.start(1),
             example=OBJECT,
             argument_keys=("parameters", "arguments"),
             other_keys=("type",),
         )
-        return CallBlock(found.start(), end, [read])
+        return CallBlock(found.start(), call.end, [call])
 
     def write(self, calls: Sequence[tuple[str, str]]) -> str:
         """Write objects, with `; ` between them."""

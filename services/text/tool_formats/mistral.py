@@ -12,6 +12,7 @@ from agent_r1.text.tool_formats.base import (
     json_call,
     malformed,
     read_call,
+    read_call_at,
     read_json,
 )
 
@@ -35,8 +36,12 @@ class MistralFormat(ToolFormat):
         if tag < 0:
             return None
         first = _skip(text, tag + len(TAG))
-        named = _NAMED.match(text, first)
-        calls = _named_call(text, named) if named else _listed_calls(text, first)
+        if (found := _NAMED.match(text, first)) is None:
+            calls = _listed_calls(text, first)
+        else:
+            named = {"name": found[1], "id": found[2]}
+            how = {"example": f"{TAG}name{ARGS}{{...}}", "other_keys": ("id",)}
+            calls = [read_call_at(text, found.end(), named, **how)]
         return CallBlock(tag, calls[-1].end, calls)
 
     def write(self, calls: Sequence[tuple[str, str]]) -> str:
@@ -47,16 +52,6 @@ class MistralFormat(ToolFormat):
 def _skip(text: str, position: int) -> int:
     found = _SPACE.match(text, position)
     return position if found is None else found.end()
-
-
-def _named_call(text: str, named: re.Match[str]) -> list[ParsedCall]:
-    try:
-        arguments, end = read_json(text, named.end())
-    except ValueError as exc:
-        return [malformed(len(text), exc)]
-    call = {"name": named[1], "id": named[2], "arguments": arguments}
-    example = f"{TAG}name{ARGS}{{...}}"
-    return [read_call(call, end, example=example, other_keys=("id",))]
 
 
 def _listed_calls(text: str, first: int) -> list[ParsedCall]:

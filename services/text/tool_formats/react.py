@@ -7,14 +7,7 @@ from __future__ import annotations
 
 import re
 
-from agent_r1.text.tool_formats.base import (
-    CallBlock,
-    ParsedCall,
-    ToolFormat,
-    malformed,
-    read_call,
-    read_json,
-)
+from agent_r1.text.tool_formats.base import CallBlock, ToolFormat, malformed, read_call_at
 
 NAME, INPUT = "Action:", "Action Input:"
 EXAMPLE = f'{NAME} TOOL\n{INPUT} {{"NAME": "VALUE"}}'
@@ -35,15 +28,10 @@ class ReactFormat(ToolFormat):
         action = _ACTION.search(text, start)
         if action is None:
             return None
-        return CallBlock(action.start(), len(text), [_read(action, text)])
-
-
-def _read(action: re.Match[str], text: str) -> ParsedCall:
-    if action["input"] is None:
-        return malformed(len(text), f"the action has no line `{INPUT}` with JSON; write {EXAMPLE}")
-    try:
-        arguments, end = read_json(text, action.end())
-    except ValueError as exc:
-        return malformed(len(text), exc)
-    call = {"name": action["name"].strip(" \t"), "arguments": arguments}
-    return read_call(call, end, example=EXAMPLE)
+        if action["input"] is None:
+            problem = f"the action has no line `{INPUT}` with JSON; write {EXAMPLE}"
+            call = malformed(len(text), problem)
+        else:
+            named = {"name": action["name"].strip(" \t")}
+            call = read_call_at(text, action.end(), named, example=EXAMPLE)
+        return CallBlock(action.start(), len(text), [call])

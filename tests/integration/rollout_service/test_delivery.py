@@ -9,7 +9,7 @@ from contextlib import suppress
 import httpx
 import pytest
 
-from agent_r1.text.trajectory_builder import failed_trajectory
+from agent_r1.text.tokens import failed_trajectory
 from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.trajectory import Trajectory

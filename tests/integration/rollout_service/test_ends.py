@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from agent_r1.rollout.envs import ToolEnv
-from agent_r1.text.sampler import EngineDeadError
+from agent_r1.text.tokens import EngineDeadError
 from agent_r1_proto.failures import FailureBoard
 from tests.conftest import REPOSITORY
 from tests.support.rollout_bench import (

@@ -10,8 +10,7 @@ import pytest
 
 from agent_r1.text.chat_format import ChatFormat
 from agent_r1.text.control_tokens import TRUNCATION_MARKER
-from agent_r1.text.sampler import EngineDeadError
-from agent_r1.text.trajectory_builder import derive_seed
+from agent_r1.text.tokens import EngineDeadError, turn_seed
 from agent_r1_proto.messages import decode_entry, encode_entry
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tasks import ChatMessage, SamplingParameters, Task
@@ -217,7 +216,7 @@ async def test_every_turn_has_its_own_seed_and_the_samples_temperature(
     ):
         trajectory = await built.loop.run(task)
     seeds = [request.seed for request in built.policy.requests]
-    assert seeds == [derive_seed(5, task.key, 0), derive_seed(5, task.key, 1)]
+    assert seeds == [turn_seed(5, task, 0), turn_seed(5, task, 1)]
     assert trajectory.seed == seeds[0]
     assert {request.temperature for request in built.policy.requests} == {0.7}
     assert trajectory.temperature == 0.7
@@ -226,17 +225,16 @@ async def test_every_turn_has_its_own_seed_and_the_samples_temperature(
 
 def test_seeds_are_stable_and_differ_by_sample_and_attempt_but_not_incarnation():
     # `printf 0/3/1/0/2 | b2sum -l 64`, halved: pinned, so that runs repeat across releases.
-    key = rollout_task(group_id=3, sample_index=1).key
-    assert derive_seed(0, key, 2) == 3409881853848135412
+    task = rollout_task(group_id=3, sample_index=1)
+    assert turn_seed(0, task, 2) == 3409881853848135412
     others = [
-        rollout_task(group_id=3, sample_index=1, attempt=1).key,
-        rollout_task(group_id=3, sample_index=0).key,
-        rollout_task(group_id=4, sample_index=1).key,
+        rollout_task(group_id=3, sample_index=1, attempt=1),
+        rollout_task(group_id=3, sample_index=0),
+        rollout_task(group_id=4, sample_index=1),
     ]
-    assert len({derive_seed(0, k, 2) for k in [key, *others]}) == 4
-    assert derive_seed(0, rollout_task(group_id=3, sample_index=1, incarnation=9).key, 2) == (
-        derive_seed(0, key, 2)
-    )
+    assert len({turn_seed(0, other, 2) for other in [task, *others]}) == 4
+    resumed = rollout_task(group_id=3, sample_index=1, incarnation=9)
+    assert turn_seed(0, resumed, 2) == turn_seed(0, task, 2)
 
 
 async def test_seed_of_the_task_is_used_for_the_first_turn(chat: ChatFormat, end_id: int):

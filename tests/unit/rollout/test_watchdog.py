@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from agent_r1.rollout.watchdog import Silence, watch
-from agent_r1.text.sampler import EngineDeadError
+from agent_r1.text.tokens import EngineDeadError
 from tests.support.fakes import FakePolicy
 
 LIMIT_S = 0.3
@@ -15,38 +15,38 @@ WAIT_S = 20.0
 
 
 def silence() -> Silence:
-    return Silence(30.0, longest_look_s=2.0)
+    return Silence(30.0, longest_gap_s=2.0)
 
 
-def looks(silence: Silence, *times: float) -> list[bool]:
-    return [silence.look(now, answered=False, excused=False) for now in times]
+def checks(silence: Silence, *times: float) -> list[bool]:
+    return [silence.check(now, answered=False, excused=False) for now in times]
 
 
 def test_silence_as_long_as_the_limit_is_wedged():
     # Looks at 0, 1, ..., 30 s: 30 s have passed at the last one, and no earlier.
-    assert looks(silence(), *range(31)) == [False] * 30 + [True]
+    assert checks(silence(), *range(31)) == [False] * 30 + [True]
 
 
 def test_an_answer_begins_the_count_anew():
     subject = silence()
-    looks(subject, *range(25))
-    assert not subject.look(25, answered=True, excused=False)
-    assert looks(subject, *range(26, 56)) == [False] * 29 + [True]
+    checks(subject, *range(25))
+    assert not subject.check(25, answered=True, excused=False)
+    assert checks(subject, *range(26, 56)) == [False] * 29 + [True]
 
 
 def test_a_load_excuses_silence_and_begins_the_count_anew():
     subject = silence()
-    looks(subject, *range(25))
-    assert not any(subject.look(now, answered=False, excused=True) for now in range(25, 400))
-    assert looks(subject, *range(400, 430)) == [False] * 29 + [True]
+    checks(subject, *range(25))
+    assert not any(subject.check(now, answered=False, excused=True) for now in range(25, 400))
+    assert checks(subject, *range(400, 430)) == [False] * 29 + [True]
 
 
 def test_time_in_which_this_process_stood_still_does_not_count():
     subject = silence()
     # The machine slept between 1 and 1000 s; of it 2 s count. So 30 s have passed at 1027 s:
     # 1 before, 2 for the sleep, 27 after.
-    assert looks(subject, 0, 1, 1000) == [False, False, False]
-    assert looks(subject, *range(1001, 1028)) == [False] * 26 + [True]
+    assert checks(subject, 0, 1, 1000) == [False, False, False]
+    assert checks(subject, *range(1001, 1028)) == [False] * 26 + [True]
 
 
 def policy() -> FakePolicy:

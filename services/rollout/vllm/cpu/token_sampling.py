@@ -1,6 +1,6 @@
 """Draws a token for each row of a batch, from one uniform number that the request's seed gives.
 
-batch_sampler.py calls it in the engine. The number is a hash of the seed and of the token's
+worker.py calls it in the engine. The number is a hash of the seed and of the token's
 position in the answer, so a token depends neither on the other rows nor on what was drawn before.
 """
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from agent_r1.rollout.branch import AttemptFailedError
 from agent_r1.rollout.decoding.scorer import RewardService
+from agent_r1.rollout.turns import AttemptFailedError
 from agent_r1.runtime.http.token import RunToken
 from agent_r1_proto.rewards import ScoreRequest, ScoreTurn, Value
 from tests.support.fakes import asking_for

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent_r1.rollout.vllm.engine_answers import to_prompt_logprobs
-from agent_r1.text.sampler import PolicyError
+from agent_r1.text.tokens import PolicyError
 
 T = 100
 """Tokens of the prompt."""

@@ -12,7 +12,7 @@ import pytest
 
 from agent_r1.rollout.vllm.engine_process import forked_processes, leave_connections
 from agent_r1.rollout.vllm.settings import VllmSettings
-from agent_r1.runtime.config import ListenConfig
+from agent_r1.runtime.config import ListenConfig, ModelConfig
 from agent_r1.runtime.http.serving import bind
 
 WAIT_S = 20.0
@@ -50,7 +50,7 @@ def count_connections(pipe: Connection) -> None:
 def test_a_process_forked_after_the_engine_keeps_the_network():
     receiving, sending = multiprocessing.Pipe(duplex=False)
     context = multiprocessing.get_context("fork")
-    settings = VllmSettings(model_path="unused")
+    settings = VllmSettings(ModelConfig(path="unused/model"))
     with bind("test", ListenConfig(), None) as listener:
         listener.listen()
         counts = []
