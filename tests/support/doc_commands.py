@@ -78,6 +78,7 @@ ELSEWHERE = {
         )
     },
     ("docs/results/deep_world/decoding.md", "agent-r1 matrix"): "tests/e2e/test_training_run.py",
+    ("docs/results/deep_world/guided.md", "agent-r1 matrix"): "tests/e2e/test_training_run.py",
     ("docs/results/lookahead/guided.md", "agent-r1 matrix"): "tests/e2e/test_training_run.py",
     ("docs/scale-out.md", "agent-r1"): "tests/support/run_on_hosts.py",
     ("docs/scale-out.md", "cat > redis.conf"): "tests/support/run_on_hosts.py",
@@ -97,6 +98,7 @@ ELSEWHERE = {
     ),
     ("examples/lookahead/README.md", "agent-r1 diagnose"): "tests/integration/test_diagnose.py",
     ("examples/lookahead/README.md", "agent-r1 train"): "tests/unit/examples/test_lookahead.py",
+    ("examples/lookahead/README.md", "agent-r1 evaluate"): "tests/unit/examples/test_lookahead.py",
     ("examples/multihop_qa/README.md", "python convert.py"): "tests/e2e/test_multihop_smoke.py",
     ("examples/multihop_qa/README.md", "agent-r1 train"): "tests/e2e/test_multihop_smoke.py",
     ("examples/starter/README.md", ""): "tests/e2e/test_wheel.py",

@@ -26,7 +26,7 @@ CODE_SCRIPTS = (
 )
 
 LOOKAHEAD_SCRIPTS = (
-    *("residents", "policies", "sources"),
+    *("residents", "policies", "sources", "valued"),
     *("demonstrations", "tokenizer", "generate"),
 )
 

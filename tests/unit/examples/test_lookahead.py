@@ -20,6 +20,7 @@ from agent_r1.config.run import load_config
 from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn
 from agent_r1.runtime.files.tasks import read_task_file
 from agent_r1.tools.base import CallContext
+from agent_r1_proto.rewards import ScoreCall, ScoreTurn
 from agent_r1_proto.tasks import Task
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "lookahead"
@@ -201,6 +202,21 @@ def test_a_branch_counts_its_own_calls(lookahead: SimpleNamespace):
     assert not react(branch, called()).done
     step = react(branch)
     assert (step.done, step.reason) == (True, "answer")
+
+
+def test_a_turn_is_rewarded_with_what_it_adds_to_the_value(lookahead: SimpleNamespace):
+    task = Task(id="a", prompt="Where?", payload={"calls": 2})
+    env = lookahead.valued.ValuedTurns(task, model=str(EXAMPLE / "base"))
+    steps = [react(env, called()), react(env, called()), react(env)]
+    # Asked behind the calls that were made before, and not behind those of the turn itself.
+    call = ScoreCall(tool="rumour", arguments=called().arguments, text=called().text)
+    turns = [ScoreTurn(text="", num_calls=1, calls=[call])] * 2
+    model = lookahead.valued.TurnValues(str(EXAMPLE / "base"))
+    values = [model.value(task, [*turns[:n], ScoreTurn(text="")]) for n in range(3)]
+    assert len(set(values)) == 3
+    assert all(0.0 < value < 1.0 for value in values)
+    gains = [values[0], values[1] - values[0], values[2] - values[1]]
+    assert [step.turn_reward for step in steps] == pytest.approx(gains)
 
 
 def test_tools_answer_from_the_files_in_whatever_order_arguments_come(
