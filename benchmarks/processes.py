@@ -16,7 +16,7 @@ import psutil
 
 from agent_r1.config.redis_server import find_redis_server
 from agent_r1.launch.local_redis import free_port
-from agent_r1.runtime.files.json_lines import split_lines
+from agent_r1.runtime.files.state import split_lines
 from benchmarks.harness import ROOT
 
 TINY_WORLD = "examples/tiny_world/run.toml"

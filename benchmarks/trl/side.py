@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback  #
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 
 from agent_r1.reward.scoring import exact_match  # noqa: E402
-from agent_r1.runtime.files.json_lines import split_lines  # noqa: E402
+from agent_r1.runtime.files.state import split_lines  # noqa: E402
 from agent_r1.text.reading import parse_turn  # noqa: E402
 from agent_r1.tools.search.tantivy_bm25 import open_index  # noqa: E402
 

@@ -12,7 +12,7 @@ from policies import NOTHING
 
 from agent_r1 import Tool, ToolEnv
 from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn
-from agent_r1.runtime.files.json_lines import split_lines
+from agent_r1.runtime.files.state import split_lines
 from agent_r1.tools.base import Arguments, CallContext
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_proto.tasks import Task

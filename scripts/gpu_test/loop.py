@@ -22,7 +22,7 @@ import psutil
 from agent_r1.cli.training.estimate import look_at, memory_of_run, size_of, sum_up, with_layout
 from agent_r1.config.estimate import total
 from agent_r1.config.run import load_config
-from agent_r1.runtime.files.json_lines import split_lines
+from agent_r1.runtime.files.state import split_lines
 from agent_r1.runtime.gpus import read_gpus
 from benchmarks.processes import PLUGINS, memory_of
 from scripts.gpu_test.model import EXAMPLE

@@ -1,13 +1,17 @@
 """Memory that a run puts on every GPU and into every machine that it is given.
 
 estimate.py works out one learner rank and one rollout server, placement.py says where they are;
-`agent-r1 check` prints what they add up to.
+`agent-r1 check` prints what they add up to, and how far figures for GPUs may be believed.
+`make test-gpu` writes the report that tells; copied beside this module, it is part of the package.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from agent_r1.config.estimate import (
     OUTSIDE,
@@ -25,6 +29,9 @@ from agent_r1.runtime.memory import MIB
 
 SERVICES = 4e9
 """Memory of the services without a GPU, and of their libraries; a corpus comes on top."""
+REPORT = Path(__file__).with_name("gpu_report.json")
+TOLERANCE = 0.2
+"""Largest error of an estimate, as a share of what was measured."""
 
 
 @dataclass(frozen=True)
@@ -148,3 +155,20 @@ def _numbered(gpus: Sequence[int]) -> str:
         return f"GPU {gpus[0]}"
     in_a_row = gpus[-1] - gpus[0] == len(gpus) - 1
     return f"GPUs {gpus[0]}-{gpus[-1]}" if in_a_row else f"GPUs {', '.join(map(str, gpus))}"
+
+
+def verdict_on_gpus(report: Path = REPORT) -> str:
+    """Return the line that says whether figures for GPUs were compared with a GPU."""
+    found: dict[str, Any] = {}
+    errors: dict[str, float] = {}
+    if report.is_file():
+        found = json.loads(report.read_text(encoding="utf-8"))
+        if found["outcome"] == "passed":
+            errors = {entry["what"]: entry["error"] for entry in found["memory"]}
+    if not errors:
+        return "figures for GPUs are unverified: no report compares them with a GPU"
+    what, error = max(errors.items(), key=lambda item: abs(item[1]))
+    where = f"{what}, {error:+.0%} of what {found['machine']['device']} took"
+    if abs(error) > TOLERANCE:
+        return f"figures for GPUs are unverified: one is off by more than {TOLERANCE:.0%} ({where})"
+    return f"figures for GPUs were compared with a GPU; the largest error is that of the {where}"

@@ -22,9 +22,9 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from agent_r1.config.code import load_everything
 from agent_r1.config.findings import Check, Findings
-from agent_r1.config.machine import SUPERVISED, Purpose, look_at_machine
+from agent_r1.config.machine import Purpose, look_at_machine
 from agent_r1.config.packages import LEARNER, PEFT, WHOLE_RUN, missing_packages_problem
-from agent_r1.config.run import Config
+from agent_r1.config.run import SUPERVISED, Config
 from agent_r1.config.sources import ConfigError, at_hand, quoted
 from agent_r1.learner.redis_memory import redis_memory_problem
 from agent_r1.reward.components import COMPARES_ANSWER

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import multiprocessing
 import os
-import select
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
 from typing import BinaryIO
 
 from agent_r1.config.findings import Check, Findings
@@ -26,7 +26,6 @@ from agent_r1_proto.tasks import Task
 PART_TIMEOUT_S = 60.0
 """Longest one part (importing and constructing one tool, say) may take."""
 EXIT_TIMEOUT_S = 2.0
-READ_BYTES = 65536
 
 
 def load_everything(
@@ -108,22 +107,23 @@ def _looks(reports: Sequence[Report]) -> Iterator[Check]:
 
 def _run(request: ProbeRequest) -> tuple[list[Report], tuple[str, str] | None]:
     """Run one probe; return its reports, and the part it did not survive with the reason."""
-    read_end, write_end = os.pipe()
-    with os.fdopen(read_end, "rb", buffering=0) as out, tempfile.TemporaryFile() as errors:
+    out, probes = multiprocessing.Pipe(duplex=False)
+    with out, tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as errors:
+        asked.write(request.model_dump_json(exclude_unset=True).encode())
+        asked.seek(0)
         process = subprocess.Popen(
             # -P: the folder the command runs in must not shadow installed packages.
-            [sys.executable, "-P", "-m", "agent_r1.config.probe", str(write_end)],
-            stdin=subprocess.PIPE,
+            [sys.executable, "-P", "-m", "agent_r1.config.probe", str(probes.fileno())],
+            stdin=asked,
             stdout=subprocess.DEVNULL,
             stderr=errors,
-            pass_fds=(write_end,),
+            pass_fds=(probes.fileno(),),
             start_new_session=True,
         )
-        os.close(write_end)
+        probes.close()
         reports: list[Report] = []
         in_time = True
         try:
-            _send(process, request.model_dump_json(exclude_unset=True).encode())
             for report in _reports(out):
                 in_time = report is not None
                 if report is not None:
@@ -143,26 +143,12 @@ def _run(request: ProbeRequest) -> tuple[list[Report], tuple[str, str] | None]:
         return reports, (part, f"the process that loaded it {_how_it_ended(process, errors)}")
 
 
-def _send(process: subprocess.Popen[bytes], request: bytes) -> None:
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it has ended; its status tells why
-        process.stdin.write(request)
-        process.stdin.close()
-
-
-def _reports(out: BinaryIO) -> Iterator[Report | None]:
+def _reports(out: Connection) -> Iterator[Report | None]:
     """Yield reports until the probe ends; None when a part takes too long."""
-    rest = b""
-    deadline = time.monotonic() + PART_TIMEOUT_S
-    while select.select([out], [], [], max(0.0, deadline - time.monotonic()))[0]:
-        chunk = out.read(READ_BYTES)
-        if not chunk:
-            return
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            yield Report.model_validate_json(line)
-            deadline = time.monotonic() + PART_TIMEOUT_S
-    yield None
+    with contextlib.suppress(EOFError):
+        while out.poll(PART_TIMEOUT_S):
+            yield Report.model_validate_json(out.recv_bytes())
+        yield None
 
 
 def _end(process: subprocess.Popen[bytes], timeout_s: float) -> None:

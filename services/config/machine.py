@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Literal
 
 from agent_r1.config.findings import Check
 from agent_r1.config.gpu_looks import (
-    SET_UP_GPU,
     dtype_problem,
     look_at_gpus,
     num_shown,
@@ -25,8 +23,8 @@ from agent_r1.config.gpu_looks import (
 from agent_r1.config.packages import flash_attention_problem, installed_version
 from agent_r1.config.placement import place
 from agent_r1.config.redis_server import ANSWER_TIMEOUT_S, look_at_redis
-from agent_r1.config.run import Config
-from agent_r1.config.sources import ConfigError, dotted
+from agent_r1.config.run import SUPERVISED, Config
+from agent_r1.config.sources import ConfigError
 from agent_r1.learner.config import EngineConfig
 from agent_r1.rollout.policy import PolicySetupError
 from agent_r1.rollout.vllm.settings import choose_model_runner
@@ -41,8 +39,6 @@ from agent_r1_proto.tools import ToolSpec
 
 Purpose = Literal["train", "evaluate", "sft", "train_reward", "serve"]
 """The command that a configuration is checked for."""
-SUPERVISED: tuple[Purpose, ...] = ("sft", "train_reward")
-"""Purposes that train on dialogues: without rollout, tools, reward and Redis."""
 
 SANDBOXED = ("python_exec", "code_tests")
 """Types of tools that run the model's code."""
@@ -110,15 +106,17 @@ def look_at_model_runner(config: Config) -> Check:
 
 
 def _look_at_ports(config: Config, *, trains: bool) -> Check:
+    from agent_r1.runtime.http.serving import bind_unprotected
+
     problems: list[str] = []
-    fixed: list[str] = []
-    for key, listen in listeners(config, trains=trains):
-        fixed += [f"{key} {listen.port}"] if listen.port else []
+    fixed = [(key, one) for key, one in listeners(config, trains=trains) if one.port]
+    for key, listen in fixed:
         try:
-            check_port(listen, key)
-        except ConfigError as exc:
+            bind_unprotected(key, listen).close()
+        except ValueError as exc:
             problems.append(str(exc))
-    return Check("ports", ", ".join(fixed) or "each service takes a free one", problems)
+    shown = ", ".join(f"{key} {listen.port}" for key, listen in fixed)
+    return Check("ports", shown or "each service takes a free one", problems)
 
 
 def look_at_sandbox(bwrap: str | None = None) -> Check:
@@ -202,11 +200,6 @@ def _gpu_problems(config: Config, purpose: Purpose) -> Iterator[str]:
             yield (
                 f"{name}.ranks ({table.ranks}) must be at most {found}, the GPUs of this machine; "
                 "lower it"
-            )
-        elif (torch := installed_version("torch")).endswith("+cpu"):
-            yield (
-                f'{name}.device ("cuda") needs a torch built for CUDA, and {torch} is '
-                f"installed; {SET_UP_GPU}"
             )
     if tables and (problem := flash_attention_problem(config.model.attention)) is not None:
         yield problem
@@ -366,27 +359,6 @@ def remote_spec(name: str, url: str, token: RunToken | None) -> ToolSpec:
             f"[tools.{spec.name}] or correct the URL"
         )
     return spec
-
-
-def check_port(listen: ListenConfig, key: str) -> None:
-    """Refuse a port that is taken.
-
-    Raises:
-        ConfigError: the port is in use, or the host is not an address of this machine.
-    """
-    if listen.port == 0:
-        return
-    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((listen.host, listen.port))
-        except OSError as exc:
-            raise ConfigError(
-                f"{key}.port ({listen.port}) on {key}.host ({listen.host}) cannot be used: "
-                f"{exc.strerror or exc}; stop what listens there (`ss -ltnp`), choose another "
-                f"port, or set {dotted((key, 'port'))} = 0 for a free one"
-            ) from exc
 
 
 def listeners(config: Config, *, trains: bool) -> Iterator[tuple[str, ListenConfig]]:

@@ -17,6 +17,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import (
+    AfterValidator,
     Field,
     NonNegativeInt,
     PositiveFloat,
@@ -30,7 +31,14 @@ from agent_r1.runtime.config import ListenConfig, StrictConfig
 if TYPE_CHECKING:
     from agent_r1.config.run import Config
 
-Devices = Annotated[list[NonNegativeInt], Field(min_length=1)]
+
+def _each_once(devices: list[int]) -> list[int]:
+    if len(set(devices)) < len(devices):
+        raise ValueError(f"({devices}) names a GPU or core twice; name each once")
+    return devices
+
+
+Devices = Annotated[list[NonNegativeInt], Field(min_length=1), AfterValidator(_each_once)]
 
 Resources = dict[str, Annotated[float, Field(ge=0)]]
 
@@ -75,15 +83,6 @@ class PlacementConfig(StrictConfig):
     def num_rollout_servers(self) -> int:
         """Rollout servers started on this machine."""
         return len(self.rollout) if self.rollout else self.rollout_replicas or 1
-
-    @field_validator("learner", "rollout")
-    @classmethod
-    def _check_lists(cls, value: list[int] | list[list[int]] | None) -> object:
-        for one in value or []:
-            devices = one if isinstance(one, list) else value or []
-            if len(set(devices)) < len(devices):
-                raise ValueError(f"({devices}) names a GPU or core twice; name each once")
-        return value
 
     @model_validator(mode="after")
     def _check_replicas(self) -> Self:

@@ -2,8 +2,8 @@
 
     python -m agent_r1.config.probe FD < request
 
-code.py starts it, with a `ProbeRequest` on standard input, and reads one `Report` a line
-from the descriptor FD. In a process of its own, code that hangs, exits or crashes harms nobody, and
+code.py starts it, with a `ProbeRequest` on standard input, and receives `Report`s from the
+connection FD. In a process of its own, code that hangs, exits or crashes harms nobody, and
 the command that asked stays free of what user code imports.
 """
 
@@ -16,8 +16,9 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 
 from agent_r1.config.packages import installed_version
 from agent_r1.reward.config import RewardConfig
@@ -76,7 +77,7 @@ class ProbeRequest(StrictConfig):
 
 
 class Report(StrictMessage):
-    """One line of a probe."""
+    """One message of a probe."""
 
     kind: Kind
     text: str = ""
@@ -264,12 +265,11 @@ def _component(name: str, reward: RewardConfig) -> Iterator[Report]:
 # --- The process ---------------------------------------------------------------------------------
 
 
-def probe(request: ProbeRequest, out: TextIO) -> None:
+def probe(request: ProbeRequest, out: Connection) -> None:
     """Load every part, and report."""
 
     def report(item: Report) -> None:
-        out.write(item.model_dump_json(exclude_defaults=True) + "\n")
-        out.flush()
+        out.send_bytes(item.model_dump_json(exclude_defaults=True).encode())
 
     first: dict[str, str] = {}
     for name, part in Probe(request).parts():
@@ -302,9 +302,9 @@ def _once_each(problem: str, first: dict[str, str]) -> str:
 
 
 def main() -> None:
-    """Read the request, load its parts, report to the descriptor that the command line names."""
+    """Read the request, load its parts, report to the connection that the command line names."""
     request = ProbeRequest.model_validate_json(sys.stdin.buffer.read())
-    with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8") as out, quick_imports():
+    with Connection(int(sys.argv[1]), readable=False) as out, quick_imports():
         probe(request, out)
     os._exit(0)  # no thread or exit handler of user code is waited for
 

@@ -71,8 +71,8 @@ OUTPUT_KEYS: frozenset[Key] = frozenset(
 RESERVED_NAMES = {"redis", "rollout", "reward", "learner", "tool"}
 """Names of services, which name their logs and commands; no tool may have them."""
 
-SUPERVISED = ("sft", "train_reward")
-"""Tables of the commands that train on dialogues."""
+SUPERVISED: tuple[Literal["sft", "train_reward"], ...] = ("sft", "train_reward")
+"""Commands that train on dialogues, and their tables: without rollout, tools, reward and Redis."""
 
 _URL_SECRET = re.compile(r"^([a-z][a-z0-9+.-]*://)([^@\s]*)@", re.IGNORECASE)
 

@@ -1,6 +1,6 @@
 """Sources of configuration values: files, `AGENT_R1__` variables, `--set`; in this order.
 
-files.py reads a file and those that it extends.
+The `config.json` of a run folder may be of an older version: its keys are translated here.
 
 `run.py` calls `collect` with the composed table class and gets one nested dict to validate, and
 for every key where its value came from. Each source names its keys as the tables do; an unknown
@@ -16,6 +16,7 @@ over the tables below in any case.
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import shlex
 import tomllib
@@ -28,12 +29,14 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from agent_r1.config.files import ConfigError, read_chain
-from agent_r1.config.versions import Key, new_name, put
+from agent_r1.config.versions import CONFIG_VERSION, Key, new_name, put, translate
 from agent_r1.runtime.config import FOLDER_OR_NAME
+from agent_r1.runtime.files.file_formats import read_text
 from agent_r1.runtime.files.task_source import HUB_PREFIX
 from agent_r1.tools.kinds import KIND
 
+EXTENDS = "extends"
+VERSION_KEY = "config_version"
 ENV_PREFIX = "AGENT_R1__"
 NAME_PATTERN = r"[A-Za-z_](?:[A-Za-z0-9-]|_(?!_)){0,63}"
 """Names of tools. Without two underscores in a row, which separate the parts of a variable."""
@@ -45,6 +48,10 @@ OTHER_NAMES = "docs/names-elsewhere.md"
 
 LONGEST_LIST = 16
 """Known names are all listed in a message up to so many."""
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; says value, limit and remedy."""
 
 
 @dataclass(frozen=True)
@@ -225,6 +232,75 @@ def _leaves(
 
 
 # --- The sources -------------------------------------------------------------------------------
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Read a TOML or JSON configuration file.
+
+    Raises:
+        ConfigError: it is missing or does not parse.
+    """
+    try:
+        text = read_text(path)
+    except FileNotFoundError as exc:
+        raise ConfigError(f"no configuration file {path}; name an existing .toml file") from exc
+    except IsADirectoryError as exc:
+        raise ConfigError(
+            f"{path} is a folder; name the configuration file in it (config.json in a run folder)"
+        ) from exc
+    except (OSError, ValueError) as exc:
+        why = getattr(exc, "strerror", None) or exc
+        raise ConfigError(f"cannot read the configuration file {path}: {why}") from exc
+    try:
+        if path.suffix == ".json":
+            values = json.loads(text)
+            if not isinstance(values, dict):
+                raise ConfigError(f"{path} is not a JSON object; name a run's config.json")
+            return values
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError, RecursionError) as exc:
+        raise ConfigError(f"{path} does not parse: {exc}") from exc
+
+
+def read_chain(file: Path, above: Sequence[Path] = ()) -> list[tuple[Path, dict[str, Any]]]:
+    """Read a file and those that it extends: the last one is the file, which has the last word.
+
+    Args:
+        file: to read.
+        above: files that led here by `extends`.
+
+    Raises:
+        ConfigError: a file is missing or does not parse, extends itself, or is of a later version.
+    """
+    where = file.resolve()
+    if where in above:
+        chain = " -> ".join(str(one) for one in (*above[above.index(where) :], where))
+        raise ConfigError(f"{EXTENDS} goes round in a circle: {chain}; remove one of them")
+    values = read_file(file)
+    _check_version(values, file)
+    base = values.pop(EXTENDS, None)
+    if base is None:
+        return [(file, values)]
+    if not isinstance(base, str):
+        raise ConfigError(
+            f'{EXTENDS} ({base!r}, {file}) must name one file; write {EXTENDS} = "other.toml"'
+        )
+    # As it is called from here, where that is possible: messages name it so.
+    return [*read_chain(file.parent / Path(base).expanduser(), (*above, where)), (file, values)]
+
+
+def _check_version(values: dict[str, Any], file: Path) -> None:
+    """Refuse a later version, and leave nothing of an older one in what a run has written."""
+    version = values.get(VERSION_KEY)
+    if isinstance(version, int) and not isinstance(version, bool) and version > CONFIG_VERSION:
+        raise ConfigError(
+            f"{VERSION_KEY} ({version}, {file}) must be <= {CONFIG_VERSION}, the newest that this "
+            "release of agent-r1 reads; upgrade it"
+        )
+    if version == 1:
+        del values[VERSION_KEY]
+    if file.suffix == ".json" and version != CONFIG_VERSION:
+        translate(values)
 
 
 def parse_text(text: str, annotation: Any) -> Any:

@@ -1,7 +1,7 @@
 """Versions of the configuration's keys: what each key that was renamed is called now.
 
-files.py translates the `config.json` of an older run with this table, and sources.py names the new
-key to users who write the old one.
+sources.py translates the `config.json` of an older run with this table, and names the new key to
+users who write the old one.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ class Setting(NamedTuple):
     candidates: int
     beta: float
     branch_below: float | None
+    answer_offset: float | None
 
 
 class Guidance(Message):
@@ -42,7 +43,7 @@ class Guidance(Message):
     places: int
     """States with several candidates, on which all of this was measured."""
     auc: float
-    """Share of pairs of candidates of one state, both calls or neither, that it puts in order."""
+    """Share of pairs of candidates of one state that it puts in order, of those it compares."""
     delta: float
     """Spread of what candidates of one state are worth, as far as the scorer sees it."""
     sigma: float
@@ -53,6 +54,9 @@ class Guidance(Message):
     """Best number beside the greedy turn; 0 is greedy."""
     beta: float
     branch_below: float | None
+    answer_offset: float | None = None
+    """None: calls were compared with calls and answers with answers, and AUC, delta and sigma are
+    about those."""
     gain: tuple[float, float, float]
     """Mean reward of what is taken minus that of the greedy turn, and its 95 % interval over
     states."""
@@ -93,19 +97,24 @@ def guidance(places: Sequence[Place], temperature: float, width: int) -> Guidanc
         ValueError: there is no place, or a candidate without a value or no greedy one.
     """
     _check(places)
-    delta, sigma = _signal_and_noise(places)
+    offset = _answer_offset(places)
+    compared = {None: places} | ({} if offset is None else {offset: _all_compared(places, offset)})
     widths = [0, *(2**i for i in range(1, 10) if 2**i < width), width]
-    greedy = [_taken(place, Setting(0, 0.0, None)) for place in places]
-    grid = [Setting(*values) for values in product(widths, BETAS, BRANCH_BELOW)]
+    greedy = [_greedy(place).mean for place in places]
+    grid = [Setting(*values) for values in product(widths, BETAS, BRANCH_BELOW, compared)]
     gains = {
-        setting: [_taken(place, setting) - base for place, base in zip(places, greedy, strict=True)]
+        setting: [
+            _taken(place, setting) - base
+            for place, base in zip(compared[setting.answer_offset], greedy, strict=True)
+        ]
         for setting in grid
     }
     best = max(grid, key=lambda setting: round(fmean(gains[setting]), 9))  # the first of equals
     gain = bootstrap_mean(gains[best])
+    delta, sigma = _signal_and_noise(compared[best.answer_offset])
     return Guidance(
         places=len(places),
-        auc=_auc(places),
+        auc=_auc(compared[best.answer_offset]),
         delta=delta,
         sigma=sigma,
         temperature=temperature,
@@ -126,9 +135,40 @@ def _check(places: Sequence[Place]) -> None:
             raise ValueError("a state has no greedy candidate; let a search propose them")
 
 
-def _taken(place: Place, setting: Setting) -> float:
-    """Return what the turn is worth that a setting takes."""
+def _answer_offset(places: Sequence[Place]) -> float | None:
+    """Return how much more answers are underrated than calls; None where one of both is missing."""
+    missed = {
+        calls: [c.mean - _value(c) for p in places for c in p.candidates if c.calls == calls]
+        for calls in (True, False)
+    }
+    return fmean(missed[False]) - fmean(missed[True]) if all(missed.values()) else None
+
+
+def _all_compared(places: Sequence[Place], answer_offset: float) -> list[Place]:
+    """Return the places as if answers were calls, with values that are comparable."""
+    return [
+        place.model_copy(
+            update={
+                "candidates": [
+                    c
+                    if c.calls
+                    else c.model_copy(update={"calls": True, "value": _value(c) + answer_offset})
+                    for c in place.candidates
+                ]
+            }
+        )
+        for place in places
+    ]
+
+
+def _greedy(place: Place) -> Candidate:
     (greedy,) = (c for c in place.candidates if c.greedy)
+    return greedy
+
+
+def _taken(place: Place, setting: Setting) -> float:
+    """Return what the turn is worth that a setting takes, of candidates that are comparable."""
+    greedy = _greedy(place)
     if setting.branch_below is not None and math.exp(greedy.logprob) >= setting.branch_below:
         return greedy.mean
     offered = [

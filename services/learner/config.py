@@ -468,6 +468,9 @@ class TrainRewardConfig(SupervisedConfig):
     turns: Literal["all", "last"] = "all"
     """"all" asks for the verdict after every turn, which gives each turn a value; "last" after the
     last one only."""
+    ranking: Annotated[float, Field(ge=0, le=100)] = 0.0
+    """Weight of a loss that ranks the candidates of one state by their mean rewards, beside the
+    likelihood of their verdicts; for answers with continuations."""
     question: str = QUESTION
     """What the model is asked after the dialogue; its answer is yes or no."""
     thoughts: bool = True

@@ -6,9 +6,10 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
-import re
 from collections.abc import Mapping
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 CODE = ("agent_r1", "agent_r1_proto")
 _SHOWN_DIGITS = 12
@@ -27,18 +28,13 @@ def software_version() -> str:
     return f"{version} (code {_digest(files)[:_SHOWN_DIGITS]})"
 
 
-def distribution_name(requirement: str) -> str:
-    """Return the name of the package that an entry of `run.plugins` asks for."""
-    return re.split(r"[\s<>=!~\[;@]", requirement, maxsplit=1)[0]
-
-
 def package_hash(requirement: str) -> str:
-    """Return the SHA-256 of the Python files of an installed package.
+    """Return the SHA-256 of the Python files of an installed package (`my-tools>=1.2`).
 
     Raises:
         PackageNotFoundError: it is not installed.
     """
-    found = importlib.metadata.distribution(distribution_name(requirement))
+    found = importlib.metadata.distribution(Requirement(requirement).name)
     code = [file for file in found.files or [] if file.suffix == ".py"]
     return _digest({str(file): Path(str(file.locate())) for file in code})
 

@@ -3,16 +3,16 @@
 rollout/decoding searches with it, and evaluation/guidance.py fits it. Pure functions.
 
 pi * exp(beta * Q) is the policy that earns the most Q while a KL of weight 1/beta holds it near pi
-(arXiv:2310.17022). A scorer is asked only what it can tell: which of the calls, or which of the
-answers, is better. Whether it is time to answer, pi alone decides: the value of a state that has
-ended and that of one which goes on are not comparable, since a scorer errs differently in them.
+(arXiv:2310.17022). A scorer errs differently in states that have ended and in those that go on. So
+the values of answers and of calls are compared only if it is known by how much; otherwise pi alone
+decides whether it is time to answer.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,20 @@ class Proposal:
     """Of the state behind it."""
 
 
-def tilted(candidates: Sequence[Proposal], beta: float) -> list[float]:
+def tilted(
+    candidates: Sequence[Proposal], beta: float, answer_offset: float | None = None
+) -> list[float]:
     """Return the log of pi * exp(beta * A) for each candidate, pi summing to 1 over all.
 
-    A is the value minus the mean value, under pi, of the candidates that also call, or also do not.
+    Args:
+        candidates: for one turn.
+        beta: weight of a value beside a log-probability.
+        answer_offset: added to the values of answers. A is then the value minus the mean value
+            under pi; None: minus that of the candidates that also call, or also do not.
     """
+    if answer_offset is not None:
+        shifts = {True: 0.0, False: answer_offset}
+        candidates = [replace(c, calls=True, value=c.value + shifts[c.calls]) for c in candidates]
     total = log_sum([c.logprob for c in candidates])
     means = {
         calls: _mean([c for c in candidates if c.calls == calls])

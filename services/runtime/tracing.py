@@ -71,14 +71,6 @@ def start_tracing(run: RunConfig, service: str) -> TracerProvider | None:
     return provider
 
 
-def stop_tracing(provider: TracerProvider | None) -> None:
-    """Send what is left, and make no more spans."""
-    global _tracer
-    _tracer = None
-    if provider is not None:
-        provider.shutdown()
-
-
 @contextlib.contextmanager
 def span(name: str, parent: str | None = None, **attributes: AttributeValue) -> Generator[None]:
     """Make a span of what happens inside; spans made meanwhile are below it.

@@ -434,7 +434,10 @@ async def test_the_size_of_a_push_is_what_a_server_pulls(
 
 
 async def test_a_server_that_missed_a_version_pulls_the_next_whole(
-    delta_learner: HttpTransport, servers: Servers, tmp_path: Path
+    delta_learner: HttpTransport,
+    servers: Servers,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ):
     fetcher = await servers.start("one")
     await fetch(fetcher, await publish_change(delta_learner, tmp_path, 1))
@@ -443,6 +446,7 @@ async def test_a_server_that_missed_a_version_pulls_the_next_whole(
     newest = await publish_change(delta_learner, tmp_path, 3)
     assert same_bytes(await fetch(fetcher, newest), tmp_path)
     assert delta_learner.files.bytes_out - before > 40_000
+    assert "the delta cannot be used" not in caplog.text  # it is of another base, and not tried
 
 
 async def test_a_delta_that_cannot_be_used_costs_a_whole_pull(

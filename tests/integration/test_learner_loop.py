@@ -482,6 +482,31 @@ async def test_a_server_that_refuses_the_weights_ends_the_run_with_its_reason(
                 await asyncio.wait_for(Learner(spec, FakeEngine()).run(), 30)
 
 
+async def test_a_server_that_stays_at_the_version_before_has_not_taken_the_weights(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    spec = training_spec(tmp_path / "run", redis_url, run_id)
+    async with await Broker.connect(redis_url, run_id) as broker:
+        services = FakeServices(broker)
+        services.stays_behind = True
+        async with services.running():
+            with pytest.raises(RunFailedError, match="fake stayed at policy version 0"):
+                await asyncio.wait_for(Learner(spec, FakeEngine()).run(), 30)
+
+
+async def test_a_canary_of_later_weights_than_were_pushed_is_not_compared(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    spec = training_spec(tmp_path / "run", redis_url, run_id)
+    async with await Broker.connect(redis_url, run_id) as broker:
+        services = FakeServices(broker)
+        services.moved_on = True
+        async with services.running():
+            await asyncio.wait_for(Learner(spec, FakeEngine()).run(), 30)
+    found = summary(tmp_path / "run")
+    assert (found["status"], found["canary_max_dlogp"]) == ("finished", None)
+
+
 @pytest.mark.parametrize("max_staleness", [0, 1])
 async def test_weights_that_a_server_finds_damaged_are_written_again(
     tmp_path: Path, redis_url: str, run_id: str, max_staleness: int

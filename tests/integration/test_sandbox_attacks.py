@@ -27,7 +27,7 @@ from agent_r1_proto.tools import CallReply, ToolResult
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LIMITS: dict[str, Any] = {
-    "cpu_s": 2.0,
+    "cpu_s": 1.0,
     "wall_s": 3.0,
     "memory_mb": 192,
     "processes": 8,

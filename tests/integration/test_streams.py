@@ -17,7 +17,7 @@ from agent_r1_proto.dead_letters import MAX_LETTERS
 from agent_r1_proto.failures import MAX_KINDS, OTHER_KINDS, FailureBoard
 from agent_r1_proto.messages import StreamMessage, encode_entry
 from agent_r1_proto.registry import Registry, RolloutServer
-from agent_r1_proto.stream_consumer import LONGEST_BLOCK_S, StreamConsumer
+from agent_r1_proto.stream_consumer import LONGEST_BLOCK_S, Entry, StreamConsumer
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.trajectory import Trajectory
@@ -39,6 +39,18 @@ async def broker(redis_url: str, run_id: str) -> AsyncIterator[Broker]:
 
 def tasks_consumer(broker: Broker, name: str) -> StreamConsumer[RolloutTask]:
     return broker.consumer(broker.keys.tasks, RolloutTask, group="rollout", consumer=name)
+
+
+async def taken_and_held(
+    consumer: StreamConsumer[RolloutTask], count: int
+) -> list[Entry[RolloutTask]]:
+    """Let a consumer take entries, and stop as a process does that hangs or is killed."""
+    taken: list[Entry[RolloutTask]] = []
+    with contextlib.suppress(RuntimeError):
+        async with consumer:
+            taken += await consumer.read(count, 1.0)
+            raise RuntimeError
+    return taken
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
@@ -116,15 +128,17 @@ async def test_a_living_worker_keeps_its_entries_beyond_the_lease(broker: Broker
 async def test_a_zombie_does_not_steal_back_but_may_publish_late(broker: Broker):
     await broker.publish(broker.keys.tasks, rollout_task())
     zombie = tasks_consumer(broker, "zombie")
-    async with zombie:
-        [stale] = await zombie.read(1, 1.0)
+    [stale] = await taken_and_held(zombie, 1)
     # Its renewal has stopped, as in a process that hangs; the entry goes to another consumer.
     async with tasks_consumer(broker, "heir") as heir:
         [taken] = await heir.read(1, WAIT_S)
+        assert zombie.num_in_flight == 1
         async with zombie:  # it wakes up and renews leases again
-            await asyncio.sleep(LEASE_S)  # time in which a renewal that steals would have stolen
-            [row] = await broker.redis.xpending_range(broker.keys.tasks, "rollout", "-", "+", 10)
-            assert row["consumer"] == b"heir"
+            deadline = time.monotonic() + LEASE_S  # a renewal that steals would have stolen by then
+            while time.monotonic() < deadline:  # all the time: the heir would steal it back
+                rows = await broker.redis.xpending_range(broker.keys.tasks, "rollout", "-", "+", 10)
+                assert [row["consumer"] for row in rows] == [b"heir"]
+                await asyncio.sleep(LEASE_S / 50)
             record = trajectory(stale.message)
             await zombie.finish(stale, [(broker.keys.trajectories, record)])
         await heir.finish(taken, [(broker.keys.trajectories, trajectory(taken.message))])
@@ -308,10 +322,7 @@ async def left_by_the_dead(broker: Broker, *tasks: RolloutTask) -> None:
     """Let a consumer take entries and end as a killed process does, its leases over."""
     await broker.publish_many(broker.keys.tasks, tasks)
     ended = tasks_consumer(broker, "ended")
-    with contextlib.suppress(RuntimeError):
-        async with ended:
-            assert len(await ended.read(len(tasks), 1.0)) == len(tasks)
-            raise RuntimeError
+    assert len(await taken_and_held(ended, len(tasks))) == len(tasks)
     await asyncio.sleep(LEASE_S)
 
 

@@ -17,9 +17,10 @@ from agent_r1.learner.train import Learner
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
 from agent_r1.reward.worker import RewardWorker
+from agent_r1.runtime import tracing
 from agent_r1.runtime.config import ListenConfig, RunConfig
 from agent_r1.runtime.http.serving import bind, serving
-from agent_r1.runtime.tracing import begin_trace, span, start_tracing, stop_tracing, trace_headers
+from agent_r1.runtime.tracing import begin_trace, span, start_tracing, trace_headers
 from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.base import Arguments, CallContext, Tool
 from agent_r1_proto.streams import Broker
@@ -41,6 +42,11 @@ class Search(Tool):
         return "Ada was born in 1815."
 
 
+@pytest.fixture(autouse=True)
+def _no_tracer_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "_tracer", None)  # as it is after each test, too
+
+
 def test_nothing_is_traced_without_an_endpoint() -> None:
     assert start_tracing(RunConfig(), "test") is None
     with span("turn"):
@@ -52,7 +58,8 @@ def test_a_collector_that_is_away_holds_nothing_up() -> None:
     provider = start_tracing(RunConfig(otlp_endpoint="http://127.0.0.1:1"), "test")
     with span("turn", number=3):
         assert trace_headers().keys() == {"traceparent"}
-    stop_tracing(provider)
+    assert provider is not None
+    provider.shutdown()
 
 
 @pytest.mark.redis
@@ -81,7 +88,8 @@ async def test_one_trajectory_is_one_trace(tmp_path: Path, redis_url: str, run_i
                 stop.set()
                 await scoring
             listener.close()
-        stop_tracing(provider)
+        assert provider is not None
+        provider.shutdown()
     roots = [one for one in receiver.spans if one.name == "sample"]
     # One batch of one group of two samples, and no more groups than the run trains.
     assert len(roots) == 2

@@ -1,4 +1,7 @@
-"""Filling a model whose lm_head is its embedding, as engines on GPUs have it."""
+"""Filling a model whose lm_head is its embedding, as engines on GPUs have it.
+
+vLLM is imported where it is used: every process of the suite collects this file, and few need it.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,6 @@ from typing import Any, cast
 import pytest
 import torch
 from safetensors.torch import save_file
-from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
-from vllm.model_executor.models.utils import AutoWeightsLoader
-
-from agent_r1.rollout.vllm.weight_transfer import FileInitInfo, FileWeightTransferEngine
 
 pytestmark = pytest.mark.vllm
 ALIASES = {"lm_head.weight": "embed.weight"}
@@ -29,9 +28,13 @@ class Model(torch.nn.Module):
         self.lm_head = torch.nn.Linear(2, 4, bias=False)
         if tied:
             self.lm_head.weight = self.embed.weight
+        from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
+
         record_metadata_for_reloading(self)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        from vllm.model_executor.models.utils import AutoWeightsLoader
+
         return AutoWeightsLoader(self).load_weights(weights)
 
 
@@ -44,6 +47,8 @@ class Headless(Model):
 
 
 def update(model: Model, folder: Path, files: dict[str, torch.Tensor]) -> None:
+    from agent_r1.rollout.vllm.weight_transfer import FileInitInfo, FileWeightTransferEngine
+
     save_file(files, folder / "weights.safetensors")
     vllm_config: Any = SimpleNamespace(parallel_config=None, model_config=None)
     engine = FileWeightTransferEngine(cast("Any", None), vllm_config, torch.device("cpu"), model)

@@ -252,6 +252,10 @@ class FakeServices:
         self.asked_to_load: list[int] = []
         self.stale_weights = False
         """Acknowledge new weights and go on sampling with the old ones."""
+        self.stays_behind = False
+        """Answer a load with the version held before."""
+        self.moved_on = False
+        """Answer a canary with weights of a later version."""
         self.short_canary = False
         """Answer a canary with fewer log-probabilities than its tokens have."""
         self.refuse_canary = False
@@ -329,7 +333,8 @@ class FakeServices:
         weights = await asyncio.to_thread(_read_snapshot, body.manifest_location)
         if not self.stale_weights:
             self.weights = weights
-        self.version = body.policy_version
+        if not self.stays_behind:
+            self.version = body.policy_version
         self.loads.append(body.policy_version)
         self.locations.append(body.manifest_location)
         reply = LoadReply(policy_version=self.version, fetch_s=0.01, pause_s=0.02)
@@ -340,8 +345,8 @@ class FakeServices:
         if self.refuse_canary:
             return web.Response(status=422, text="3 log-probabilities for a prompt of 9 tokens")
         count = 1 if self.short_canary else sum(len(p.wanted) for p in body.prompts())
-        logprobs = [fake_logprob(self.weights)] * count
-        reply = CanaryReply(policy_version=self.version, logprobs=logprobs)
+        logprobs = [fake_logprob(self.weights + self.moved_on)] * count
+        reply = CanaryReply(policy_version=self.version + self.moved_on, logprobs=logprobs)
         return web.Response(body=reply.model_dump_json(), content_type="application/json")
 
     @contextlib.asynccontextmanager

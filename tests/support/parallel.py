@@ -1,6 +1,6 @@
 """How the suite is spread over processes by pytest-xdist, and its time by package.
 
-The tests of a file stay together in one process, and so do files that share one costly server.
+The tests of a file stay together in one process, and so do files that share something costly.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ SHARED_SERVERS = {
     "runs of e2e/conftest.py": re.compile(
         r"e2e/test_(training_run|deterministic_run|run_that_fails|observed_run|export)\.py"
     ),
-    "the engine of live_engine": re.compile(r"integration/test_vllm_\w+\.py"),
+    "the engine of live_engine": re.compile(r"integration/test_(vllm_\w+|weight_transfer)\.py"),
+    "a deep world": re.compile(r"unit/examples/test_deep_world\w*\.py"),
 }
 
 

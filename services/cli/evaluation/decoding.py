@@ -27,8 +27,8 @@ from agent_r1_proto.weights import SNAPSHOT_FILE
 DECODING_FILE = "decoding.json"
 """In a run folder: the fitted setting."""
 OPTIONS = (
-    *("candidates", "keep", "lookahead", "beta", "branch_below", "continuations", "max_calls"),
-    "scorer",
+    *("candidates", "keep", "lookahead", "beta", "branch_below", "answer_offset"),
+    *("continuations", "max_calls", "scorer"),
 )
 """The fields of `Decoding` that options give: `--decode-branch-below`."""
 BEAM_KEEPS = 2

@@ -16,9 +16,8 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
 
-from agent_r1.config.files import read_file
 from agent_r1.config.packages import installed_version
-from agent_r1.config.sources import ConfigError, explain, leaves
+from agent_r1.config.sources import ConfigError, explain, leaves, read_file
 from agent_r1.evaluation.experiments.config import ExperimentFile
 from agent_r1.runtime.config import StrictConfig
 

@@ -92,7 +92,7 @@ class Fit:
         return self._setting(best, vote)
 
     def _guided(self, found: Guidance) -> Decoding:
-        fitted = found.model_dump(include={"candidates", "beta", "branch_below"})
+        fitted = found.model_dump(include={"candidates", "beta", "branch_below", "answer_offset"})
         return self.decoding.model_copy(update={**fitted, "continuations": None})
 
     def _setting(self, found: Guidance, decoding: Decoding | None) -> FittedSetting:
@@ -110,11 +110,12 @@ class Fit:
 
 def _shown(found: Guidance) -> str:
     mean, low, high = found.gain
+    offset = "apart" if found.answer_offset is None else f"{found.answer_offset:+.3f}"
     return (
         f"temperature {found.temperature:g}: {found.places} states, AUC {found.auc:.3f}, delta "
         f"{found.delta:.3f}, sigma {found.sigma:.3f}, useful width {found.useful_width:.1f}; best "
-        f"with {found.candidates} candidates, beta {found.beta:g}: a turn is worth {mean:+.3f} "
-        f"[{low:+.3f}, {high:+.3f}] more than the greedy one"
+        f"with {found.candidates} candidates, beta {found.beta:g}, answers {offset}: a turn is "
+        f"worth {mean:+.3f} [{low:+.3f}, {high:+.3f}] more than the greedy one"
     )
 
 

@@ -14,9 +14,8 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from agent_r1.config.files import VERSION_KEY
 from agent_r1.config.run import Config, dump_config
-from agent_r1.config.sources import flat_leaves
+from agent_r1.config.sources import VERSION_KEY, flat_leaves
 from agent_r1.config.versions import translate_dotted
 from agent_r1.evaluation.answer_file import differences
 from agent_r1.evaluation.config import SEARCH_TOOL, QuestioningConfig

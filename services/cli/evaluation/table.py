@@ -49,8 +49,8 @@ from agent_r1.launch.local_result import read_json, summary_of
 from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
 from agent_r1.runtime.exit_status import EXIT_LOSSES
-from agent_r1.runtime.files.json_lines import split_lines
 from agent_r1.runtime.files.run_folder import ANSWERS_FILE, CONFIG_FILE, METRICS_FILE
+from agent_r1.runtime.files.state import split_lines
 
 if TYPE_CHECKING:
     from agent_r1.launch.local_table import Client

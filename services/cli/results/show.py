@@ -27,8 +27,8 @@ from agent_r1.evaluation.transcript import (
     print_transcript,
 )
 from agent_r1.learner.checkpoints.run_checkpoint import STEP_NAME
-from agent_r1.runtime.files.json_lines import split_lines
 from agent_r1.runtime.files.run_folder import TRAJECTORIES_DIR
+from agent_r1.runtime.files.state import split_lines
 from agent_r1.runtime.unicode import escaped_line
 from agent_r1.text.control_tokens import control_pattern, is_control
 from agent_r1.text.reading import MARKUP

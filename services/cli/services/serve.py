@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from agent_r1.cli.declare import add_config
 from agent_r1.config import checks as config_checks
-from agent_r1.config.machine import check_port
 from agent_r1.config.models import fetch_models, with_models
 from agent_r1.config.run import Config, ConfigError, dump_config, load_config
 from agent_r1.config.sources import ENV_PREFIX, at_hand
@@ -152,11 +151,10 @@ def _check_listen(config: Config, listen: ListenConfig, key: str) -> None:
     Raises:
         ValueError: other machines could call it without a token, or the port is taken.
     """
-    from agent_r1.runtime.http.serving import require_token
+    from agent_r1.runtime.http.serving import bind
     from agent_r1.runtime.http.token import find_token
 
-    require_token(key, listen, find_token(config.run))
-    check_port(listen, key)
+    bind(key, listen, find_token(config.run)).close()
 
 
 def _serve_reward(config: Config, arguments: argparse.Namespace) -> int:

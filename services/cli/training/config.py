@@ -19,16 +19,10 @@ from agent_r1.config import checks as config_checks
 from agent_r1.config.boxes import Machine
 from agent_r1.config.findings import Check, Findings
 from agent_r1.config.gpu_looks import look_at_gpus
-from agent_r1.config.machine import (
-    SUPERVISED,
-    Purpose,
-    describe_disk,
-    describe_gpus,
-    look_at_sandbox,
-)
+from agent_r1.config.machine import Purpose, describe_disk, describe_gpus, look_at_sandbox
 from agent_r1.config.packages import LEARNER, WHOLE_RUN, installed_version, missing_packages_problem
 from agent_r1.config.redis_server import look_at_own_redis
-from agent_r1.config.run import Config, LoadedConfig, dump_config, load_config
+from agent_r1.config.run import SUPERVISED, Config, LoadedConfig, dump_config, load_config
 from agent_r1.config.sources import ConfigError, Key, dotted
 from agent_r1.learner.redis_memory import worst_case_redis_bytes
 from agent_r1.runtime.exit_status import EXIT_FAILED, EXIT_REASON

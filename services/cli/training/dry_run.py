@@ -16,9 +16,9 @@ from agent_r1.config.sources import ConfigError
 from agent_r1.runtime.durations import format_duration
 from agent_r1.runtime.exit_status import EXIT_FAILED, EXIT_INTERRUPTED
 from agent_r1.runtime.files.disk_space import free_bytes, readable_size
-from agent_r1.runtime.files.json_lines import split_lines
 from agent_r1.runtime.files.own_folder import OwnFolder
 from agent_r1.runtime.files.run_folder import CHECKPOINTS_DIR, METRICS_FILE, TRAJECTORIES_DIR
+from agent_r1.runtime.files.state import split_lines
 
 STEPS = 2
 UNHURRIED_S = 0.001

@@ -17,6 +17,7 @@ from agent_r1.config.boxes import (
     gpu_problems,
     memory_loads,
     placed,
+    verdict_on_gpus,
 )
 from agent_r1.config.estimate import (
     ModelSize,
@@ -30,7 +31,6 @@ from agent_r1.config.estimate import (
     total,
     value_bytes,
 )
-from agent_r1.config.gpu_report import verdict_on_gpus
 from agent_r1.config.machine import usable_gpus
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError

@@ -30,7 +30,6 @@ from agent_r1.runtime.files.conditions import (
     read_conditions,
     summarize,
 )
-from agent_r1.runtime.files.json_lines import split_lines
 from agent_r1.runtime.files.private import private_folder
 from agent_r1.runtime.files.run_folder import (
     ANSWERS_FILE,
@@ -44,7 +43,7 @@ from agent_r1.runtime.files.run_folder import (
     SUMMARY_FILE,
     TRAJECTORIES_DIR,
 )
-from agent_r1.runtime.files.state import parse_objects
+from agent_r1.runtime.files.state import parse_objects, split_lines
 from agent_r1.runtime.files.writing import report_full_disk, write_atomically
 from agent_r1_proto.failures import Failure
 

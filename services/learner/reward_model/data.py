@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
@@ -21,8 +22,9 @@ from pydantic import BaseModel, BeforeValidator, Field
 from pydantic_core import from_json
 
 from agent_r1.learner.config import TrainRewardConfig
-from agent_r1.learner.engine.interface import TrainSample
+from agent_r1.learner.engine.interface import PolicyEngine, TrainSample
 from agent_r1.learner.reporting.trajectory_log import main_turns
+from agent_r1.learner.reward_model.ranking import Candidate, weighed
 from agent_r1.learner.sft.data import SftData, read_lines, weighted_sample
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
 from agent_r1.runtime.files.run_folder import TRAJECTORIES_DIR
@@ -255,9 +257,23 @@ class VerdictEncoder:
             )
 
     def sample(
-        self, episode: JudgedEpisode, num_turns: int, verdict: str, weight: float
+        self,
+        episode: JudgedEpisode,
+        num_turns: int,
+        verdict: str,
+        weight: float,
+        *,
+        scored: bool = False,
     ) -> TrainSample | None:
-        """Return the first turns of an episode with a verdict, or None where they are too long."""
+        """Return the first turns of an episode with a verdict, or None where they are too long.
+
+        Args:
+            episode: the interaction.
+            num_turns: how many of its turns.
+            verdict: GOOD or BAD.
+            weight: of the verdict's token.
+            scored: the token counts even if it weighs nothing yet.
+        """
         asked = verdict_dialogue(
             episode.prompt, episode.turns[:num_turns], self._question, thoughts=self._thoughts
         )
@@ -268,7 +284,9 @@ class VerdictEncoder:
             return None
         weights = np.zeros(len(token_ids), np.float32)
         weights[at] = weight
-        return weighted_sample(token_ids, weights, episode.task_id)
+        sample = weighted_sample(token_ids, weights, episode.task_id)
+        sample.loss_mask[at] |= scored
+        return sample
 
     def _tokens(self, asked: list[ChatMessage], verdict: str) -> tuple[Any, int]:
         """Return [T] token ids, and the index of the verdict's first token."""
@@ -278,29 +296,57 @@ class VerdictEncoder:
         return encoded.token_ids, int(given[-1]) + 1
 
 
+@dataclass(frozen=True)
+class VerdictData(SftData):
+    """Samples whose last token is a verdict; it weighs as much as the label says."""
+
+    rivals: Sequence[Sequence[Candidate]] = ()
+    """Of each state, where they are ranked."""
+
+    def weighed(
+        self, engine: PolicyEngine, batch: Sequence[int], ranking: float
+    ) -> list[TrainSample]:
+        """Return the samples of a batch, with a ranking loss of this weight."""
+        states = [state for state in self.rivals if state and state[0].good in batch]
+        found = weighed(engine, self.samples, states, ranking)
+        return [found.get(i, self.samples[i]) for i in batch]
+
+
 def training_data(
     episodes: Sequence[JudgedEpisode], encoder: VerdictEncoder, config: TrainRewardConfig
-) -> SftData:
+) -> VerdictData:
     """Return a sample for each verdict with a weight: a label of 0.3 is 0.3 yes and 0.7 no.
+
+    Candidates that are ranked have a sample for both verdicts, whatever they weigh.
 
     Raises:
         ValueError: every dialogue is too long.
     """
     samples: list[TrainSample] = []
+    states: dict[str, list[int]] = defaultdict(list)
+    rivals: dict[str, list[Candidate]] = defaultdict(list)
     digest = hashlib.sha256()
     for episode in episodes:
         digest.update(json.dumps([episode.task_id, episode.label]).encode())
+        before, ranked = len(samples), bool(config.ranking and episode.place)
         last = len(episode.turns)
         first = 1 if config.turns == "all" and not episode.place else last
         for num_turns in range(first, last + 1):
             for verdict, weight in ((GOOD, episode.label), (BAD, 1.0 - episode.label)):
-                if weight > 0.0:
-                    sample = encoder.sample(episode, num_turns, verdict, weight)
+                if weight > 0.0 or ranked:
+                    sample = encoder.sample(episode, num_turns, verdict, weight, scored=ranked)
                     samples += [] if sample is None else [sample]
+        if episode.place and len(samples) > before:
+            states[episode.place] += range(before, len(samples))
+            if ranked:
+                rivals[episode.place].append(Candidate(before, before + 1, episode.label))
     for sample in samples:
         digest.update(sample.token_ids.tobytes())
+    if states:
+        digest.update(json.dumps(list(states.values())).encode())
     if not samples:
         raise ValueError(
             "every dialogue of train_reward.trajectories is longer than model.max_context; raise it"
         )
-    return SftData(samples, digest.hexdigest())
+    together, ranked_states = list(states.values()), list(rivals.values())
+    return VerdictData(samples, digest.hexdigest(), together, ranked_states)

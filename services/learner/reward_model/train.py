@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from agent_r1.learner.config import TrainRewardConfig
-from agent_r1.learner.engine.interface import PolicyEngine
+from agent_r1.learner.engine.interface import PolicyEngine, TrainSample
 from agent_r1.learner.engine.ranks.rank_env import RankPlace
 from agent_r1.learner.reward_model.data import VerdictEncoder, train_and_test, training_data
 from agent_r1.learner.reward_model.held_out_report import report
@@ -57,5 +58,8 @@ def run(
         logger.info("on tasks that were not trained on %s", json.dumps(found["held_out"]))
         return found
 
-    job = supervised.Job("train_reward", config, data, look)
+    def weigh(engine: PolicyEngine, batch: Sequence[int]) -> list[TrainSample]:
+        return data.weighed(engine, batch, config.ranking)
+
+    job = supervised.Job("train_reward", config, data, weigh if data.rivals else None, look)
     return supervised.train(run=run, model=model, job=job, place=place, stop=stop)

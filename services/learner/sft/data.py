@@ -50,6 +50,9 @@ class SftData:
     """One per dialogue; `advantages` holds token weights."""
     digest: str
     """SHA-256 over the files, for resuming with the same data only."""
+    states: Sequence[Sequence[int]] = ()
+    """Samples that stay together in a batch, because they continue one state; all others are drawn
+    one by one."""
 
     @property
     def num_tokens(self) -> int:
@@ -136,13 +139,19 @@ def weighted_sample(
     )
 
 
-def plan_batches(lengths: Sequence[int], config: SupervisedConfig, seed: int) -> list[list[int]]:
+def plan_batches(
+    lengths: Sequence[int],
+    config: SupervisedConfig,
+    seed: int,
+    states: Sequence[Sequence[int]] = (),
+) -> list[list[int]]:
     """Order the demonstrations over all epochs and cut them into optimizer batches.
 
     Args:
         lengths: [N] tokens per demonstration.
         config: epochs, batch size and the limits `steps` and `max_tokens`.
         seed: orders each epoch.
+        states: those that stay together.
 
     Returns:
         One list of indices per optimizer step, ended by whichever limit comes first; each epoch
@@ -150,9 +159,11 @@ def plan_batches(lengths: Sequence[int], config: SupervisedConfig, seed: int) ->
     """
     batches: list[list[int]] = []
     tokens = 0
+    alone = set(range(len(lengths))).difference(*states)
+    units = [*([i] for i in sorted(alone)), *states]
     for epoch in range(config.epochs):
-        order = np.random.default_rng([seed, epoch]).permutation(len(lengths))
-        for batch in _cut(order, lengths, config):
+        order = np.random.default_rng([seed, epoch]).permutation(len(units))
+        for batch in _cut([units[i] for i in order], lengths, config):
             if config.steps is not None and len(batches) == config.steps:
                 return batches
             if config.max_tokens is not None and tokens >= config.max_tokens:
@@ -163,21 +174,22 @@ def plan_batches(lengths: Sequence[int], config: SupervisedConfig, seed: int) ->
 
 
 def _cut(
-    order: npt.NDArray[np.integer[Any]], lengths: Sequence[int], config: SupervisedConfig
+    units: Sequence[Sequence[int]], lengths: Sequence[int], config: SupervisedConfig
 ) -> Iterator[list[int]]:
     """Cut one epoch's order into batches."""
     batch: list[int] = []
     tokens = 0
-    for i in map(int, order):
+    for unit in units:
+        added = sum(lengths[i] for i in unit)
         if config.batch_sequences is not None:
-            full = len(batch) == config.batch_sequences
+            full = len(batch) + len(unit) > config.batch_sequences
         else:
             assert config.batch_tokens is not None
-            full = bool(batch) and tokens + lengths[i] > config.batch_tokens
-        if full:
+            full = tokens + added > config.batch_tokens
+        if full and batch:
             yield batch
             batch, tokens = [], 0
-        batch.append(i)
-        tokens += lengths[i]
+        batch += unit
+        tokens += added
     if batch:
         yield batch

@@ -14,7 +14,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,14 +24,13 @@ from typing import Any, NoReturn
 from pydantic import BaseModel, NonNegativeFloat, NonNegativeInt
 
 from agent_r1.learner.config import SupervisedConfig
-from agent_r1.learner.engine.interface import LossSpec, PolicyEngine
+from agent_r1.learner.engine.interface import LossSpec, PolicyEngine, TrainSample
 from agent_r1.learner.engine.ranks.messages import EngineSetup, differences
 from agent_r1.learner.engine.ranks.rank_env import RankPlace
 from agent_r1.learner.sft.data import SftData, plan_batches
 from agent_r1.runtime.config import ModelConfig, RunConfig
 from agent_r1.runtime.exit_status import STOP_SIGNALS
-from agent_r1.runtime.files.json_lines import split_lines
-from agent_r1.runtime.files.state import check_object, read_object
+from agent_r1.runtime.files.state import check_object, read_object, split_lines
 from agent_r1.runtime.files.writing import replace_directory, write_atomically
 from agent_r1.runtime.imports import quick_imports
 
@@ -60,6 +59,9 @@ class Job:
     """Name of the table: "sft" or "train_reward"."""
     config: SupervisedConfig
     data: SftData
+    weigh: Callable[[PolicyEngine, Sequence[int]], Sequence[TrainSample]] | None = None
+    """Returns the samples of a batch, whose weights may depend on the model as it is; None: as they
+    were read."""
     report: Callable[[PolicyEngine], dict[str, Any]] = lambda engine: {}
     """Called with the trained model; what it returns goes into the summary."""
 
@@ -83,7 +85,7 @@ class _Training:
         self.work_dir = config.work_dir or named
         self.state_dir = self.work_dir / "state"
         lengths = [sample.num_tokens for sample in self.data.samples]
-        self.batches = plan_batches(lengths, config, seed)
+        self.batches = plan_batches(lengths, config, seed, self.data.states)
         logger.info(
             "dialogues read dialogues=%d num_tokens=%d steps=%d",
             len(lengths),
@@ -141,8 +143,12 @@ class _Training:
 
     def train_step(self, engine: PolicyEngine) -> dict[str, Any]:
         """Train on the next batch; return its log line."""
-        samples = [self.data.samples[i] for i in self.batches[self.step]]
+        batch = self.batches[self.step]
         started = time.monotonic()
+        if self.job.weigh is None:
+            samples: Sequence[TrainSample] = [self.data.samples[i] for i in batch]
+        else:
+            samples = self.job.weigh(engine, batch)
         spec = LossSpec(kind="nll", drop_zero_advantages=False)
         metrics = engine.train_batch(samples, spec)
         progress = self.progress

@@ -16,9 +16,6 @@ from agent_r1_proto.registry import RolloutServer
 
 R = TypeVar("R", bound=StrictMessage)
 
-KEEP_ALIVE_S = 2.0
-"""Time for which an idle connection may be used again: a server closes it after 5 s."""
-
 
 class ServerError(RuntimeError):
     """One rollout server could not be reached, or refused a request."""
@@ -36,7 +33,7 @@ class ServerClient:
     def __init__(self, config: LearnerConfig, token: RunToken | None) -> None:
         self._timeout_s = config.push_timeout_s
         self._client = httpx.AsyncClient(
-            transport=AiohttpTransport(limits=httpx.Limits(keepalive_expiry=KEEP_ALIVE_S)),
+            transport=AiohttpTransport(),
             timeout=httpx.Timeout(config.push_timeout_s, connect=config.push_connect_timeout_s),
             headers=token_headers(token),
         )

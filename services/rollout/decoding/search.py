@@ -146,7 +146,8 @@ class Search:
         for particle in particles:
             paid = self._paid(particle.candidates)
             candidates = [self._candidate(branch) for branch in paid]
-            particle.candidates, particle.tilted = paid, tilted(candidates, self._beta)
+            particle.candidates = paid
+            particle.tilted = tilted(candidates, self._beta, self.decoding.answer_offset)
 
     def _candidate(self, branch: Branch) -> Proposal:
         return Proposal(

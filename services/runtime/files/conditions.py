@@ -14,8 +14,8 @@ from typing import Literal
 from pydantic import ValidationError
 
 from agent_r1.runtime.durations import format_duration
-from agent_r1.runtime.files.json_lines import split_lines
 from agent_r1.runtime.files.run_folder import CONDITIONS_FILE, LOGS_DIR, METRICS_FILE
+from agent_r1.runtime.files.state import split_lines
 from agent_r1_proto.messages import StrictMessage
 
 Source = Literal["launcher", "learner"]

@@ -54,8 +54,7 @@ def model_folder(
             f"{key} ({path}) is not a directory; give an existing Hugging Face model directory"
         )
     try:
-        with _without_bars():
-            return _fetch(path, revision, SMALL_FILES if small else MODEL_FILES, report)
+        return _fetch(path, revision, SMALL_FILES if small else MODEL_FILES, report)
     except HubError:
         raise
     except Exception as exc:
@@ -76,9 +75,22 @@ def _fetch(
         constants,
         snapshot_download,  # pyright: ignore[reportUnknownVariableType] - a type of tqdm
     )
+    from tqdm import tqdm
+
+    bar: Any = tqdm
+
+    class NoBar(bar):
+        """Draws nothing: what is reported stands for the client's bars."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options | {"disable": True})  # pyright: ignore
 
     fetch: Callable[..., Any] = functools.partial(
-        snapshot_download, name, allow_patterns=files, ignore_patterns=OTHER_FILES
+        snapshot_download,
+        name,
+        allow_patterns=files,
+        ignore_patterns=OTHER_FILES,
+        tqdm_class=NoBar,
     )
     if constants.HF_HUB_OFFLINE:
         return Path(fetch(revision=revision, local_files_only=True))
@@ -121,24 +133,6 @@ def _reported(name: str, blobs: Path, size: int, report: Callable[[str], None]) 
     finally:
         over.set()
         thread.join()
-
-
-@contextlib.contextmanager
-def _without_bars() -> Generator[None]:
-    """Keep the client from drawing bars; what is reported stands for them."""
-    from huggingface_hub.utils import (
-        are_progress_bars_disabled,
-        disable_progress_bars,
-        enable_progress_bars,
-    )
-
-    were_disabled = are_progress_bars_disabled()
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        if not were_disabled:
-            enable_progress_bars()
 
 
 def _bytes_in(folder: Path) -> int:

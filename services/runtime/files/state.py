@@ -1,4 +1,4 @@
-"""JSON that a run folder holds: what is wrong with a file that is damaged, in one line.
+"""JSON and JSON lines that a run folder holds: what is wrong with a damaged file, in one line.
 
 Those who read such files at a start ask here: checkpoints, ledger, summary, launcher and views.
 """
@@ -11,9 +11,16 @@ from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
-from agent_r1.runtime.files.json_lines import split_lines
-
 Model = TypeVar("Model", bound=BaseModel)
+
+
+def split_lines(text: str) -> list[str]:
+    """Return the lines of a JSON-lines file; the last one may lack its newline.
+
+    Not `str.splitlines`, which also breaks at U+2028, U+0085 and others that a JSON string holds as
+    they are.
+    """
+    return text.removesuffix("\n").split("\n") if text else []
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:

@@ -33,6 +33,9 @@ from agent_r1.runtime.http.token import TOKEN_SOURCES, RunToken
 logger = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 5
+_IDLE_S = 15
+"""After it, idle connections are closed. Clients (httpx) give theirs up after 5 s, so no server
+closes one on which a request is on its way."""
 _OTHER_FILES = 1024
 """Most files that a service has open beside its connections."""
 _WILDCARDS = ("0.0.0.0", "::")
@@ -163,6 +166,7 @@ def http_config(app: ASGIApp, listen: ListenConfig, token: RunToken | None) -> u
         access_log=False,
         lifespan="off",
         timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
+        timeout_keep_alive=_IDLE_S,
         http=TimedProtocol,
         ws="none",
         limit_concurrency=MAX_CONNECTIONS,
@@ -213,6 +217,15 @@ def bind(name: str, listen: ListenConfig, token: RunToken | None) -> socket.sock
             without a token.
     """
     require_token(name, listen, token)
+    return bind_unprotected(name, listen)
+
+
+def bind_unprotected(name: str, listen: ListenConfig) -> socket.socket:
+    """Return a bound socket of a service that may have a token later.
+
+    Raises:
+        ValueError: the address is in use or not of this machine.
+    """
     family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
     # asyncio turns Nagle's algorithm off only where the protocol is named; with it on, an answer in
     # two writes waits 40 ms for the other side's delayed acknowledgement.

@@ -16,11 +16,10 @@ from agent_r1.config import gpu_looks
 from agent_r1.config import machine as config_machine
 from agent_r1.config import packages as config_packages
 from agent_r1.config.findings import Check
-from agent_r1.config.run import Config, ConfigError, load_config
+from agent_r1.config.run import Config, load_config
 from agent_r1.learner.checkpoints.ledger import LedgerNumbers
 from agent_r1.learner.checkpoints.run_checkpoint import Checkpoints, LearnerState
 from agent_r1.learner.checkpoints.run_store import open_run_store
-from agent_r1.runtime.config import ListenConfig
 from agent_r1.runtime.gpus import Device
 from agent_r1_proto.tools import ToolSpec
 from tests.support.config_scene import write_scene
@@ -293,25 +292,29 @@ def test_tools_that_run_elsewhere_are_asked_what_they_are(folder: Path, tool_url
     assert specs["other"].description == "x"
 
 
-def test_a_port_in_use_is_named_with_the_remedy():
+def ports(folder: Path, *options: str) -> Check:
+    """What is said of the ports of a run."""
+    looks = config_machine.look_at_machine(load(folder, *options), "train", resume=False, specs={})
+    return next(look for look in looks if look.name == "ports")
+
+
+def test_a_port_in_use_is_named_with_the_remedy(folder: Path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError) as caught:
-            config_machine.check_port(ListenConfig(port=port), "rollout")
-    message = str(caught.value)
-    assert f"rollout.port ({port})" in message
-    assert "rollout.port = 0" in message
+        found = ports(folder, f"rollout.port={port}")
+    assert found.found == f"rollout {port}"
+    [problem] = found.problems
+    assert problem.startswith(f"rollout: host '127.0.0.1' port {port} cannot be bound: Address")
+    assert "set port = 0" in problem
 
 
-def test_a_host_of_another_machine_is_refused():
-    with pytest.raises(ConfigError, match=r"rollout\.host \(192\.0\.2\.1\)"):
-        config_machine.check_port(ListenConfig(host="192.0.2.1", port=1234), "rollout")
-
-
-def test_port_zero_needs_no_check():
-    config_machine.check_port(ListenConfig(host="192.0.2.1", port=0), "rollout")
+def test_a_host_of_another_machine_is_refused_with_a_port_of_its_own(folder: Path):
+    elsewhere = "reward.host=192.0.2.1"
+    [problem] = ports(folder, elsewhere, "reward.port=1234").problems
+    assert problem.startswith("reward: host '192.0.2.1' port 1234 cannot be bound")
+    assert ports(folder, elsewhere).problems == []  # a free port is found where it starts
 
 
 def test_listeners_are_what_this_run_starts(folder: Path):

@@ -52,7 +52,7 @@ def test_pairs_that_are_in_order_are_counted_within_states_and_kinds():
             pair(0.5, 0.5),  # a tie: half
             place(
                 candidate(0.9, [0.0], greedy=True),
-                candidate(0.1, [1.0], calls=False),  # an answer is not compared with a call
+                candidate(0.9, [0.0], calls=False),  # an answer is not compared with a call
                 candidate(0.3, [0.0, 1.0], sample=1),  # out of order with the first: 0 of 1
             ),
         ],
@@ -100,13 +100,37 @@ def test_the_least_weight_is_fitted_that_takes_the_better_turn():
     assert found.why_not == ""
 
 
-def test_an_answer_is_not_taken_for_its_value():
-    # It is worth most and valued most, but is less likely than the call; A is 0 for both.
-    only = place(
+def test_answers_are_compared_with_calls_once_it_is_known_how_they_are_misjudged():
+    # Answers are valued 0.5 too high, calls 0.1 too high: -0.4 makes them comparable. The answer
+    # then is ahead by 1.5 - 0.4 - 0.1 = 1 where it is right and behind by 1 where it is wrong. It
+    # is also behind by log 2 = 0.69, so that a beta of 0.5 is too small.
+    right = place(
         candidate(0.1, [0.0], share=0.6, greedy=True),
-        candidate(0.9, [1.0], share=0.3, calls=False, sample=1),
+        candidate(1.5, [1.0], share=0.3, calls=False, sample=1),
     )
-    assert guidance([only] * 4, 1.0, 8).gain[0] == 0.0
+    wrong = place(
+        candidate(1.1, [1.0], share=0.6, greedy=True),
+        candidate(0.5, [0.0], share=0.3, calls=False, sample=1),
+    )
+    found = guidance([right, wrong] * 4, 1.0, 8)
+    assert found.answer_offset == pytest.approx(-0.4)
+    assert (found.auc, found.gain[0], found.beta) == (1.0, 0.5, 1.0)
+
+
+def test_answers_stay_apart_where_comparing_them_helps_nothing():
+    # Values of answers say the opposite of what they are worth; those of calls are right.
+    only = place(
+        candidate(0.2, [0.0], share=0.5, greedy=True),
+        candidate(0.8, [1.0], share=0.3, sample=1),
+        candidate(0.0, [1.0], share=0.1, calls=False, sample=2),
+    )
+    other = place(
+        candidate(0.2, [0.0], share=0.5, greedy=True),
+        candidate(0.8, [1.0], share=0.3, sample=1),
+        candidate(1.0, [0.0], share=0.1, calls=False, sample=2),
+    )
+    found = guidance([only, other] * 4, 1.0, 8)
+    assert (found.answer_offset, found.auc, found.gain[0]) == (None, 1.0, 1.0)
 
 
 def test_a_scorer_that_knows_nothing_leads_no_search():

@@ -188,7 +188,7 @@ def test_a_flawed_demonstration_answers_after_one_search(tiny_world: SimpleNames
 def test_demonstrations_name_no_test_entity_outside_tool_text(
     tiny_world: SimpleNamespace, world, world_files, monkeypatch
 ):
-    monkeypatch.setattr(tiny_world.generate, "NUM_DEMOS", 300)
+    monkeypatch.setattr(tiny_world.generate, "NUM_DEMOS", 100)
     search = tiny_world.generate.Search(world_files / "corpus.jsonl")
     held_out = {e.name for e in world.entities.values() if e.split == "test"}
     for line in tiny_world.generate.make_demonstrations(world, search, 5):

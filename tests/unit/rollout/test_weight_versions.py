@@ -10,6 +10,7 @@ import pytest
 
 from agent_r1.rollout.weight_versions import WeightVersions
 from agent_r1.weights.file import FileFetcher
+from agent_r1.weights.manifest import WeightsRefusedError
 from agent_r1_proto.weights import LoadRequest, NewestVersion, WeightManifest
 from tests.support.fakes import FakePolicy
 
@@ -85,3 +86,13 @@ async def test_a_version_that_is_deleted_while_it_is_caught_up_with_gives_way_to
     published.publish(2)  # deletes version 1, which the worker is about to read
     await versions.catch_up(seen)
     assert (versions.held, policy.loaded) == (2, [2])
+
+
+async def test_the_version_after_the_newest_is_not_published(published: Published):
+    policy = FakePolicy([[0]], eos_token_ids=[0])
+    versions = versions_of(policy, published)
+    request = published.publish(1)
+    await versions.load(request)
+    with pytest.raises(WeightsRefusedError, match=r"\(2\) is not published; .* knows is 1\."):
+        await versions.load(request.model_copy(update={"policy_version": 2}))
+    assert (versions.held, policy.loaded) == (1, [1])

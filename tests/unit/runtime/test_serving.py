@@ -12,11 +12,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 from starlette.applications import Starlette
 
 from agent_r1.runtime.config import ListenConfig
-from agent_r1.runtime.http.serving import advertised_url, bind, serve_app
+from agent_r1.runtime.http.serving import advertised_url, bind, http_config, serve_app
 from agent_r1.runtime.http.token import RunToken
 
 
@@ -56,6 +57,13 @@ def test_a_service_may_open_as_many_files_as_connections(
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.stdout.strip(), "too few files" in done.stderr) == (str(soft), warned)
+
+
+def test_a_server_closes_idle_connections_long_after_clients_do():
+    # A request must never meet a connection that its server is closing.
+    kept_s = httpx.Limits(max_connections=1).keepalive_expiry
+    assert kept_s is not None
+    assert http_config(Starlette(), ListenConfig(), None).timeout_keep_alive >= 2 * kept_s
 
 
 async def test_connections_to_a_bound_socket_send_small_answers_at_once():

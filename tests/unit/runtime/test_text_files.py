@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1.cli.task.episodes import read_episode
-from agent_r1.config.files import ConfigError, read_file
+from agent_r1.config.sources import ConfigError, read_file
 from agent_r1.runtime.files.file_formats import read_text
 from agent_r1.runtime.files.published_data import read_records
 from agent_r1.runtime.files.task_source import DataSource

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from agent_r1.text.chat_format import ChatFormat, asked_dialogue
@@ -88,7 +90,11 @@ async def test_a_reply_without_room_for_a_turn_behind_it_is_not_appended(
     await sample(loop, record)
     before = list(record.token_ids)
     assert not loop.append(record, [reply(chat, "tool", "word " * 50)])
+    short = [reply(chat, "tool", "1815")]
+    full = len(before) + len(chat.encode_reply(short))
+    assert not replace(loop, max_context=full).append(record, short)  # the turn has no token left
     assert record.token_ids == before
+    assert replace(loop, max_context=full + 1).append(record, short)
 
 
 async def test_a_tool_format_that_fails_is_told_from_a_sampler_that_does(

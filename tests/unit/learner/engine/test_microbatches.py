@@ -16,6 +16,7 @@ from agent_r1.learner.engine.layout import build_microbatch
 from agent_r1.learner.engine.microbatches import (
     plan_microbatches,
     plan_shared,
+    scatter_back,
     scoring_sample,
     split_evenly,
 )
@@ -163,6 +164,19 @@ def test_samples_that_begin_alike_meet(tokens: list[list[int]], ranks: int, max_
         assert built.num_computed == len(distinct)
 
 
+def test_a_shared_prefix_is_predicted_once_at_each_temperature():
+    warm, hot = (
+        dataclasses.replace(sample([1, 2, last], [1, 2]), temperature=temperature)
+        for last, temperature in ((3, 0.5), (4, 2.0))
+    )
+    batch = build_microbatch([warm, hot], [0, 1], layout="shared")
+    # After token 1, both have token 2; after [1, 2], one has 3 and the other 4.
+    assert batch.positions.tolist() == [0, 0, 1, 1]
+    assert batch.targets.tolist() == [2, 2, 3, 4]
+    assert batch.temperatures.tolist() == [0.5, 2.0, 0.5, 2.0]
+    assert batch.predictions.tolist() == [0, 2, 1, 3]
+
+
 @pytest.mark.parametrize("layout", get_args(Layout))
 def test_the_empty_microbatch_trains_on_nothing(layout: Layout):
     batch = build_microbatch([], [], layout=layout)
@@ -177,6 +191,16 @@ def test_a_scoring_sample_asks_for_every_predictable_token():
     )
     assert batch.positions.tolist() == [0, 1]
     assert batch.targets.tolist() == [5, 6]
+
+
+def test_what_ranks_computed_goes_back_to_the_tokens_that_asked():
+    samples = [sample([10, 11, 12], [1, 2]), sample([20, 21], [1]), sample([30, 31, 32], [2])]
+    plan = [[[2, 0]], [[1]]]  # rank 0 has the last sample before the first
+    batches = [[build_microbatch(samples, one, layout="padded") for one in s] for s in plan]
+    flat = [[np.array([3.2, 1.1, 1.2], np.float32)], [np.array([2.1], np.float32)]]
+    back = scatter_back(batches, flat, [one.loss_mask for one in samples])
+    expected = [[0.0, 1.1, 1.2], [0.0, 2.1], [0.0, 0.0, 3.2]]
+    assert [row.tolist() for row in back] == [pytest.approx(row) for row in expected]
 
 
 def test_an_even_split_keeps_order_and_every_sample():

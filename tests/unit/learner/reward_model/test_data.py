@@ -130,6 +130,29 @@ def test_a_verdict_is_asked_for_after_every_turn_and_only_it_is_learned(
     assert len(last.samples) == 3
 
 
+def continued(task: str, *worth: list[float]) -> dict[str, Any]:
+    """Return an answer whose state has candidates with these outcomes."""
+    candidates = [{"turn": {"text": f" {i} Elmby"}, "outcomes": of} for i, of in enumerate(worth)]
+    prompt = [{"role": "user", "content": "q"}]
+    return {"id": task, "prompt": prompt, "place": {"turns": [], "candidates": candidates}}
+
+
+def test_candidates_of_a_state_stay_together_and_are_ranked_by_both_verdicts(
+    tmp_path: Path, encoder: VerdictEncoder
+):
+    table = config(tmp_path, continued("a", [1.0], [0.0, 1.0]), continued("b", [0.0]))
+    data = training_data(episodes_of(table), encoder, table)
+    # a: yes; yes and no with a half each. b: no.
+    assert [float(s.advantages[-1]) for s in data.samples] == [1.0, 0.5, 0.5, 1.0]
+    assert (data.states, data.rivals) == ([[0, 1, 2], [3]], [])
+
+    ranking = table.model_copy(update={"ranking": 1.0})
+    ranked = training_data(episodes_of(table), encoder, ranking)
+    assert [float(s.advantages[-1]) for s in ranked.samples] == [1.0, 0.0, 0.5, 0.5, 0.0, 1.0]
+    assert all(s.loss_mask[-1] for s in ranked.samples)
+    assert ranked.rivals == [[(0, 1, 1.0), (2, 3, 0.5)], [(4, 5, 0.0)]]
+
+
 PROMPT = [ChatMessage(role="user", content="q")]
 
 

@@ -107,6 +107,17 @@ def test_batches_by_tokens_stay_within_them(tmp_path: Path):
     assert all(len(b) == 1 or sum(lengths[i] for i in b) <= 10 for b in batches)
 
 
+def test_what_continues_one_state_stays_together(tmp_path: Path):
+    table = make_table(tmp_path / "d", epochs=3, batch_sequences=4)
+    states = [[0, 1, 2], [4, 5], [6, 7, 8, 9, 10]]  # 3 is alone; the last is more than a batch
+    batches = plan_batches([5] * 11, table, 0, states)
+    assert sorted(chain(*batches)) == sorted([*range(11)] * 3)
+    for state in ([3], *states):
+        assert sum(set(state) <= set(batch) for batch in batches) == 3
+    assert {len(batch) for batch in batches if not {6, 7} & set(batch)} <= {1, 2, 3, 4}
+    assert [batch for batch in batches if 6 in batch] == [states[2]] * 3
+
+
 def test_limits_end_the_plan(tmp_path: Path):
     by_steps = make_table(tmp_path / "d", epochs=9, batch_sequences=2, steps=4)
     assert len(plan_batches([5] * 6, by_steps, 0)) == 4

@@ -316,8 +316,15 @@ async def test_whether_to_answer_the_model_alone_decides(chat: ChatFormat, end_i
     ):
         decoding = asks("value_guided", candidates=3, lookahead=0, beta=50.0)
         trajectory = await built.loop.run(decoding)
+        compared = await built.loop.run(
+            decoding.model_copy(
+                update={"decoding": decoding.decoding.model_copy(update={"answer_offset": 0.0})}
+            )
+        )
     # Of the two calls, which are as likely as each other, the better one is made.
     assert answer(trajectory) == "2"
+    # Compared with calls, the answer is worth its length: 50 * (1.0 - 0.3) is more than that.
+    assert answer(compared) == "9" + "0" * 40
 
 
 async def test_a_turn_that_is_all_but_sure_is_not_searched(chat: ChatFormat, end_id: int):

@@ -150,8 +150,10 @@ def test_pins_are_counted_until_they_are_given_back():
     tools = directory(state(instance("a", "1")))
     pins = [tools.pin(["search"]) for _ in range(3)]
     assert tools.report(["search"]).pins == [Pin(tool="search", version="1", count=3)]
-    for each in pins:
-        tools.unpin(each)
+    for left in (2, 1):
+        tools.unpin(pins.pop())
+        assert tools.report(["search"]).pins == [Pin(tool="search", version="1", count=left)]
+    tools.unpin(pins.pop())
     assert tools.report(["search"]).pins == []
 
 

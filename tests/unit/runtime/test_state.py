@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from agent_r1.runtime.files.json_lines import split_lines
+from agent_r1.runtime.files.state import split_lines
 from tests.support.builders import SEPARATORS
 
 
