@@ -36,7 +36,7 @@ from tests.support.sockets import is_exposed, listening
 
 STOP_TIMEOUT_S = 60.0
 FAIL_TIMEOUT_S = 180.0
-STEPS = 6
+STEPS = 5
 DETERMINISTIC = {
     "run.deterministic": "true",
     "learner.algorithm": "ppo",  # policy, critic and reference
@@ -79,6 +79,8 @@ class ResumedRun:
 
     folder: Path
     config: Path
+    killed: dict[int, str]
+    """Every process that its launcher had below it when it was killed, by id: its title."""
     sockets: list[tuple[str, bool]]
     """What listened while it trained, and whether other machines could use it without a token."""
     left_behind: list[str]
@@ -89,8 +91,8 @@ class ResumedRun:
 def resumed_run(
     tmp_path_factory: pytest.TempPathFactory, world_files: Path, tiny_base_dir: Path
 ) -> ResumedRun:
-    """A run whose rollout server is killed with SIGKILL, which is then stopped by Ctrl-C, resumed,
-    and goes to its end."""
+    """A run whose rollout server is killed with SIGKILL, and then its launcher; it is resumed and
+    goes to its end."""
     folder = tmp_path_factory.mktemp("resumed")
     run_dir = folder / "run"
     config = write_config(folder, run_id="e2e", base=tiny_base_dir, world=world_files)
@@ -102,10 +104,6 @@ def resumed_run(
             "rollout.advertise_host": "127.0.0.1",
         }
     )
-    # A short path: sockets are made in it.
-    temporary = Path(tempfile.mkdtemp())
-    monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setenv("TMPDIR", str(temporary))
     with started("train", config, "--run-dir", run_dir, *options) as process:
         wait_until(lambda: len(steps(run_dir)) >= 1, "the first step", process)
         [server] = [
@@ -121,15 +119,17 @@ def resumed_run(
             (f"{address}:{port} {below[pid]}", is_exposed(address, port))
             for address, port, pid in listening(below)
         ]
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=STOP_TIMEOUT_S)
-    assert "--resume" in output
-    assert alive(below) == []
-    finished("train", "--resume", run_dir, *set_options({"learner.steps": STEPS}))
-    monkeypatch.undo()
+        process.kill()
+        process.wait(STOP_TIMEOUT_S)
+    wait_until(lambda: not alive(below), "every process to end")
+    # A short path: sockets are made in it.
+    temporary = Path(tempfile.mkdtemp())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(temporary))
+        finished("train", "--resume", run_dir, *set_options({"learner.steps": STEPS}))
     left_behind = [path.name for path in temporary.iterdir()]
     shutil.rmtree(temporary)
-    return ResumedRun(run_dir, config, sockets, left_behind)
+    return ResumedRun(run_dir, config, below, sockets, left_behind)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """`run.deterministic`: one configuration gives the same tokens and numbers, whatever happens.
 
-One run was left alone; of the other one, a server was killed, and it was stopped and resumed.
+One run was left alone; of the other one, a server and then the launcher were killed, and it was
+resumed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ TOLERANCE = 1e-5
 # What a clock or a queue says differs between any two runs.
 OF_TIME = ("time/", "throughput/", "push/", "queue/", "learn/tokens_per_s", "tools/latency")
 # A run that was disturbed has asked again, and pushed again when it was resumed; the step that was
-# being pushed when it was stopped has the version before, and no canary. Only one of the runs
+# being pushed when it was killed has the version before, and no canary. Only one of the runs
 # evaluates.
 OF_DISTURBANCE = ("results/", "policy/version", "canary/", "eval/")
 

@@ -1,4 +1,7 @@
-"""A short run on a Ray cluster of one node; `make test-ray` has the long one, with three."""
+"""A short run on a Ray cluster of one node; `make test-ray` has the long one, with three.
+
+Its tool is an MCP server's, which runs Python in the sandbox.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,28 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from tests.support.runs import set_options, started, wait_until, write_config
+from tests.support.runs import agent_r1, set_options, started, wait_until, write_config
 from tests.support.sockets import free_port
 
 pytestmark = pytest.mark.vllm
 
 END_TIMEOUT_S = 400.0
+IN_SANDBOX = """
+from agent_r1.tools.sandbox.python_exec import PythonExec
+
+
+class Shout(PythonExec):
+    name = "search"
+    parameters = {"type": "object", "properties": {"query": {"type": "string"}}}
+
+    async def call(self, arguments, context):
+        return await super().call({"code": f"print({arguments['query']!r}.upper())"}, context)
+"""
 
 
 @pytest.fixture
@@ -33,6 +48,25 @@ def ray_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+def replace_search(config: Path, table: str) -> None:
+    """Put another [tools.search] into a file of `write_config`."""
+    before, _, rest = config.read_text().partition("[tools.search]")
+    config.write_text(f"{before}{table}\n[learner]{rest.partition('[learner]')[2]}")
+
+
+def write_mcp_config(folder: Path, **places: Any) -> Path:
+    """Write a run whose tool comes from `agent-r1 tools mcp`, and what that serves."""
+    served = write_config(folder / "served", **places)
+    (folder / "shout.py").write_text(IN_SANDBOX)
+    served.write_text(served.read_text().replace("[run]", f'[run]\nplugins = ["{folder}"]'))
+    replace_search(served, '[tools.search]\ntype = "shout:Shout"\n')
+    config = write_config(folder, **places)
+    settings = json.dumps(agent_r1("tools", "mcp", served, "search"))
+    table = f'type = "mcp"\n[tools.search.settings]\ntool = "search"\ncommand = {settings}\n'
+    replace_search(config, f"[tools.search]\n{table}")
+    return config
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_trains_every_sample_once_and_leaves_nothing(
@@ -43,7 +77,8 @@ def test_a_run_trains_every_sample_once_and_leaves_nothing(
     world_files: Path,
     ray_folder: Path,
 ):
-    config = write_config(tmp_path / "job", run_id=run_id, base=tiny_base_dir, world=world_files)
+    places = {"run_id": run_id, "base": tiny_base_dir, "world": world_files}
+    config = write_mcp_config(tmp_path / "job", **places)
     folder, port = tmp_path / "run", free_port()
     options = {
         "redis.url": redis_url,
@@ -69,6 +104,13 @@ def test_a_run_trains_every_sample_once_and_leaves_nothing(
     samples = sorted((one["group_id"], one["sample_index"]) for one in trained if one["trained"])
     # 2 steps of 2 groups of 4 samples.
     assert samples == [(group, sample) for group in range(4) for sample in range(4)]
+    calls = [call for one in trained for turn in one["turns"] for call in turn["calls"]]
+    # A turn that ends in the middle of a call, or a call without its query, is the model's doing.
+    assert {call["status"] for call in calls} <= {"ok", "malformed"}
+    answered = [call for call in calls if call["status"] == "ok"]
+    assert len(answered) >= 6  # of 16 trajectories; most of them search
+    for call in answered:
+        assert call["text"].startswith(call["arguments"]["query"].upper())
     with pytest.raises(httpx.ConnectError):
         httpx.get(health, trust_env=False)
 

@@ -53,7 +53,7 @@ SUMMARY_FIELDS = {
 }
 
 
-def test_every_step_is_there_once_after_kill_stop_and_resume(resumed_run: ResumedRun):
+def test_every_step_is_there_once_after_kills_and_a_resume(resumed_run: ResumedRun):
     assert [line["step"] for line in steps(resumed_run.folder)] == list(range(1, STEPS + 1))
 
 
@@ -69,7 +69,7 @@ def test_policy_versions_only_rise_and_are_never_used_twice(resumed_run: Resumed
     pushed = [line["policy/version"] for line in lines if "push/servers" in line]
     assert versions == sorted(versions)
     assert pushed == sorted(set(pushed))
-    # Ctrl-C may have come before a step's weights were pushed: that step names the version before.
+    # The kill may have come before a step's weights were pushed: it names the version before.
     assert len(pushed) >= STEPS - 1
 
 
@@ -82,6 +82,12 @@ def test_other_machines_reach_nothing_without_the_token(resumed_run: ResumedRun)
     assert len(names) >= 4  # Redis, search, reward, rollout: the least that listens
     assert [name for name in names if name.startswith("0.0.0.0:")]  # rollout
     assert [name for name, exposed in resumed_run.sockets if exposed] == []
+
+
+def test_no_process_survives_kill_9_of_the_launcher(resumed_run: ResumedRun):
+    # Redis, search, reward, learner, rollout and its engine: the fixture has seen all of them end.
+    assert len(resumed_run.killed) >= 6
+    assert any("EngineCore" in title for title in resumed_run.killed.values())
 
 
 def test_nothing_is_left_running(resumed_run: ResumedRun):
