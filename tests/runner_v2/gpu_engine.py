@@ -34,7 +34,7 @@ def start_engine(settings: VllmSettings, facts: ModelFacts, work: EngineWork) ->
     args.block_size = BLOCK
     args.max_num_batched_tokens = args.max_num_batched_tokens or BATCHED_TOKENS
     args.distributed_executor_backend = UniProcExecutor
-    runner = choose_model_runner(settings.model_runner, on_cpu=False)
+    runner = choose_model_runner(settings.rollout.model_runner, on_cpu=False)
     started = engine_process.launch_engine(args, settings, work, runner, forks=True)
     assert started.model_runner == "v2"
     assert "asynchronous=True" in started.description

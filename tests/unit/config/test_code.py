@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from collections.abc import Mapping
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
@@ -84,12 +84,16 @@ def loaded(
 
 
 def probe_here(request: probe.ProbeRequest) -> tuple[list[probe.Report], None]:
-    known, out = set(sys.modules), io.StringIO()
-    probe.probe(request, out)
+    known = set(sys.modules)
+    here, there = Pipe(duplex=False)
+    with here, there:
+        probe.probe(request, there)
+        there.close()
+        reports = list(config_code._reports(here))
     for name in set(sys.modules) - known:
         if Path(getattr(sys.modules[name], "__file__", None) or "").parent.name == "mine":
             del sys.modules[name]
-    return [probe.Report.model_validate_json(line) for line in out.getvalue().splitlines()], None
+    return [report for report in reports if report is not None], None
 
 
 def tool(name: str, type_: str, **settings: object) -> list[str]:

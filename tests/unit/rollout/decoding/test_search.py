@@ -314,13 +314,9 @@ async def test_whether_to_answer_the_model_alone_decides(chat: ChatFormat, end_i
         FakeToolServer(answer=stands) as server,
         searching(chat, end_id, write, values, server) as built,
     ):
-        decoding = asks("value_guided", candidates=3, lookahead=0, beta=50.0)
-        trajectory = await built.loop.run(decoding)
-        compared = await built.loop.run(
-            decoding.model_copy(
-                update={"decoding": decoding.decoding.model_copy(update={"answer_offset": 0.0})}
-            )
-        )
+        options: dict[str, Any] = {"candidates": 3, "lookahead": 0, "beta": 50.0}
+        trajectory = await built.loop.run(asks("value_guided", **options))
+        compared = await built.loop.run(asks("value_guided", answer_offset=0.0, **options))
     # Of the two calls, which are as likely as each other, the better one is made.
     assert answer(trajectory) == "2"
     # Compared with calls, the answer is worth its length: 50 * (1.0 - 0.3) is more than that.
