@@ -49,7 +49,9 @@ _values = cache(TurnValues)
 
 
 class ValuedTurns(AllowedCalls):
-    """Rewards each turn with its value less that of the turn before.
+    """Rewards each turn but the last with its value less that of the turn before.
+
+    The last one has the outcome.
 
     Args:
         task: the question.
@@ -73,4 +75,4 @@ class ValuedTurns(AllowedCalls):
         ]
         self._turns.append(ScoreTurn(text=turn.text, num_calls=len(calls), calls=calls))
         gain, self._value = value - self._value, value
-        return replace(step, turn_reward=gain)
+        return step if step.done else replace(step, turn_reward=gain)

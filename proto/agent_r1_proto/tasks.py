@@ -133,9 +133,9 @@ class Decoding(StrictMessage):
     branch_below: Annotated[float | None, Field(gt=0, le=1, exclude_if=_is_none)] = None
     """`value_guided`, `beam`: candidates are sampled where the greedy turn is less probable than
     this; None: everywhere."""
-    answer_offset: Annotated[float | None, Field(allow_inf_nan=False, exclude_if=_is_none)] = None
-    """`value_guided`, `beam`: added to the values of answers, which are then compared with calls;
-    None: they are not, and only probabilities decide between an answer and a call."""
+    answer_bias: Annotated[float | None, Field(ge=-100, le=100, exclude_if=_is_none)] = None
+    """`value_guided`, `beam`: added to the log-probability of a candidate that calls nothing. Below
+    0, only answers are taken that are likely; None is 0."""
     continuations: Annotated[int | None, Field(ge=0, exclude_if=_is_none)] = None
     """`value_guided` with the purpose `value`: how often the interaction is continued after each
     candidate of one turn, so that rewards say what the candidate is worth."""
@@ -166,7 +166,7 @@ class Decoding(StrictMessage):
                 f"decoding.keep ({self.keep}) must be 2 or more with the method beam and 1 with "
                 f"every other; the method is {self.method}"
             )
-        for key in ("lookahead", "beta", "branch_below", "answer_offset", "continuations"):
+        for key in ("lookahead", "beta", "branch_below", "answer_bias", "continuations"):
             if getattr(self, key) is not None and not self.by_turn:
                 raise ValueError(
                     f"decoding.{key} ({getattr(self, key)}) belongs to {' and '.join(TURN_BY_TURN)}"

@@ -177,6 +177,9 @@ class Probe(Message):
 
     after: Annotated[int, Field(ge=0)]
     """Turns of the trajectory before it."""
+    greedy_logprob: Annotated[float | None, Field(exclude_if=_is_none)] = None
+    """Natural-log probability of the greedy turn at temperature 1, to which `branch_below` is
+    held."""
     candidates: list[ProbedTurn]
     """Those that differ."""
 

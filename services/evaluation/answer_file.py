@@ -90,6 +90,8 @@ class Place(Message):
 
     turns: list[ScoreTurn]
     """That lead there."""
+    greedy_logprob: float | None = None
+    """Of the greedy turn at temperature 1; None in files of before."""
     candidates: list[Candidate]
     """Those that differ, at least two."""
 
@@ -253,6 +255,7 @@ def _place(trajectory: Trajectory, probe: Probe) -> Place:
     turns = score_turns([one.turn for one in probe.candidates])
     return Place(
         turns=score_turns(trajectory.turns[: probe.after]) if probe.after else [],
+        greedy_logprob=probe.greedy_logprob,
         candidates=[
             Candidate.model_validate({**one.model_dump(exclude={"turn"}), "turn": turn})
             for turn, one in zip(turns, probe.candidates, strict=True)

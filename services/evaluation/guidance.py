@@ -15,6 +15,8 @@ from itertools import permutations, product
 from statistics import fmean, variance
 from typing import Annotated, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import Field
 
 from agent_r1.evaluation.answer_file import Candidate, Place
@@ -24,17 +26,24 @@ from agent_r1_proto.messages import Message
 
 LEAST_AUC = 0.6
 """Below it, a scorer does not lead a search."""
+LEAST_PLACES = 100
+"""With fewer, nothing is fitted: the best of so many settings would be one by chance."""
 BETAS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+ANSWER_BIASES = (0.0, -0.5, -1.0, -1.5, -2.0, -3.0, 1.0)
 BRANCH_BELOW = (0.5, 0.9, None)
+
+Gains = npt.NDArray[np.float64]
+Interval = tuple[float, float, float]
+"""A mean, and its 95 % interval over states."""
 
 
 class Setting(NamedTuple):
     """One of those that are tried; `Decoding` says what the fields mean."""
 
     candidates: int
-    beta: float
     branch_below: float | None
-    answer_offset: float | None
+    beta: float
+    answer_bias: float
 
 
 class Guidance(Message):
@@ -43,7 +52,8 @@ class Guidance(Message):
     places: int
     """States with several candidates, on which all of this was measured."""
     auc: float
-    """Share of pairs of candidates of one state that it puts in order, of those it compares."""
+    """Share of pairs of candidates of one state, both calls or both answers, that it puts in
+    order."""
     delta: float
     """Spread of what candidates of one state are worth, as far as the scorer sees it."""
     sigma: float
@@ -53,36 +63,49 @@ class Guidance(Message):
     candidates: Annotated[int, Field(ge=0)]
     """Best number beside the greedy turn; 0 is greedy."""
     beta: float
+    """0 where the scorer does not lead."""
     branch_below: float | None
-    answer_offset: float | None = None
-    """None: calls were compared with calls and answers with answers, and AUC, delta and sigma are
-    about those."""
-    gain: tuple[float, float, float]
-    """Mean reward of what is taken minus that of the greedy turn, and its 95 % interval over
-    states."""
+    answer_bias: float = 0.0
+    gain: Interval
+    """Mean reward of the turn that is taken minus that of the greedy one. Measured in each half of
+    the states with the setting that is best in the other half."""
+    lead: Interval = (0.0, 0.0, 0.0)
+    """Of the gain, what the scorer adds: the best search minus the best one that asks no scorer."""
 
     @property
     def useful_width(self) -> float:
-        """exp((delta / sigma)^2): from more candidates on, a search finds the scorer's mistakes.
+        """exp((delta / sigma)^2), which says how many candidates a scorer can be asked about.
 
-        Source: arXiv:2603.15377.
+        Source: arXiv:2603.15377, where delta is the gap between right and wrong.
         """
         return math.exp(min((self.delta / max(self.sigma, 1e-9)) ** 2, 50.0))
 
     @property
-    def why_not(self) -> str:
-        """Why a search should not be led by the scorer; "" where it should."""
+    def why_unled(self) -> str:
+        """Why the scorer should not lead a search; "" where it should."""
         if self.auc < LEAST_AUC:
             return (
                 f"the scorer puts {self.auc:.0%} of the pairs of candidates in order, and "
                 f"{LEAST_AUC:.0%} are needed"
             )
-        if self.gain[1] <= 0.0:
-            return (
-                f"the turns that a search takes are worth {self.gain[0]:+.3f} "
-                f"[{self.gain[1]:+.3f}, {self.gain[2]:+.3f}] more than greedy ones"
-            )
+        if self.lead[1] <= 0.0:
+            return f"the scorer adds {_shown(self.lead)} to what a turn is worth"
         return ""
+
+    @property
+    def why_not(self) -> str:
+        """Why no search should be made; "" where one should."""
+        if self.places < LEAST_PLACES:
+            return f"{self.places} states had several candidates, and {LEAST_PLACES} are needed"
+        if self.gain[1] <= 0.0:
+            led = f"{self.why_unled}, and " if self.why_unled else ""
+            more = "more than greedy ones"
+            return f"{led}the turns that a search takes are worth {_shown(self.gain)} {more}"
+        return ""
+
+
+def _shown(interval: Interval) -> str:
+    return f"{interval[0]:+.3f} [{interval[1]:+.3f}, {interval[2]:+.3f}]"
 
 
 def guidance(places: Sequence[Place], temperature: float, width: int) -> Guidance:
@@ -97,30 +120,45 @@ def guidance(places: Sequence[Place], temperature: float, width: int) -> Guidanc
         ValueError: there is no place, or a candidate without a value or no greedy one.
     """
     _check(places)
-    offset = _answer_offset(places)
-    compared = {None: places} | ({} if offset is None else {offset: _all_compared(places, offset)})
     widths = [0, *(2**i for i in range(1, 10) if 2**i < width), width]
-    greedy = [_greedy(place).mean for place in places]
-    grid = [Setting(*values) for values in product(widths, BETAS, BRANCH_BELOW, compared)]
-    gains = {
-        setting: [
-            _taken(place, setting) - base
-            for place, base in zip(compared[setting.answer_offset], greedy, strict=True)
-        ]
-        for setting in grid
-    }
-    best = max(grid, key=lambda setting: round(fmean(gains[setting]), 9))  # the first of equals
-    gain = bootstrap_mean(gains[best])
-    delta, sigma = _signal_and_noise(compared[best.answer_offset])
-    return Guidance(
+    grid = [Setting(*values) for values in product(widths, BRANCH_BELOW, BETAS, ANSWER_BIASES)]
+    gains = np.array([_gains(place, widths) for place in places])
+    unled = np.array([setting.beta == 0.0 for setting in grid])
+    blind = _gains_elsewhere(gains[:, unled])
+    led = _gains_elsewhere(gains)
+    found = Guidance(
         places=len(places),
-        auc=_auc(compared[best.answer_offset]),
-        delta=delta,
-        sigma=sigma,
+        auc=_auc(places),
+        **_signal_and_noise(places),
         temperature=temperature,
-        **best._asdict(),
-        gain=(gain.mean, gain.low, gain.high),
+        **grid[_best(gains)]._asdict(),
+        gain=_interval(led),
+        lead=_interval(led - blind),
     )
+    if not found.why_unled:
+        return found
+    best = grid[np.flatnonzero(unled)[_best(gains[:, unled])]]
+    return found.model_copy(update={**best._asdict(), "gain": _interval(blind)})
+
+
+def _best(gains: Gains) -> int:
+    """Return the setting with the highest mean, the first of equals; [P, S] places, settings."""
+    return int(np.argmax(gains.mean(axis=0).round(9)))
+
+
+def _gains_elsewhere(gains: Gains) -> Gains:
+    """Return [P] what each place gains by the setting that is best in the other half of them."""
+    half = np.arange(len(gains)) % 2 == 0
+    found = np.zeros(len(gains))
+    for chosen in (half, ~half):
+        if chosen.any() and not chosen.all():
+            found[~chosen] = gains[~chosen, _best(gains[chosen])]
+    return found
+
+
+def _interval(gains: Gains) -> Interval:
+    found = bootstrap_mean(gains.tolist())
+    return found.mean, found.low, found.high
 
 
 def _check(places: Sequence[Place]) -> None:
@@ -135,49 +173,26 @@ def _check(places: Sequence[Place]) -> None:
             raise ValueError("a state has no greedy candidate; let a search propose them")
 
 
-def _answer_offset(places: Sequence[Place]) -> float | None:
-    """Return how much more answers are underrated than calls; None where one of both is missing."""
-    missed = {
-        calls: [c.mean - _value(c) for p in places for c in p.candidates if c.calls == calls]
-        for calls in (True, False)
-    }
-    return fmean(missed[False]) - fmean(missed[True]) if all(missed.values()) else None
-
-
-def _all_compared(places: Sequence[Place], answer_offset: float) -> list[Place]:
-    """Return the places as if answers were calls, with values that are comparable."""
-    return [
-        place.model_copy(
-            update={
-                "candidates": [
-                    c
-                    if c.calls
-                    else c.model_copy(update={"calls": True, "value": _value(c) + answer_offset})
-                    for c in place.candidates
-                ]
-            }
-        )
-        for place in places
-    ]
-
-
-def _greedy(place: Place) -> Candidate:
+def _gains(place: Place, widths: Sequence[int]) -> Gains:
+    """Return [S] the mean reward of what each setting takes minus that of the greedy turn."""
     (greedy,) = (c for c in place.candidates if c.greedy)
-    return greedy
-
-
-def _taken(place: Place, setting: Setting) -> float:
-    """Return what the turn is worth that a setting takes, of candidates that are comparable."""
-    greedy = _greedy(place)
-    if setting.branch_below is not None and math.exp(greedy.logprob) >= setting.branch_below:
-        return greedy.mean
-    offered = [
-        c
-        for c in place.candidates
-        if c.greedy or (c.sample is not None and c.sample < setting.candidates)
-    ]
-    counts = tilted([Proposal(c.logprob, c.calls, _value(c)) for c in offered], setting.beta)
-    return offered[counts.index(max(counts))].mean
+    sure = math.exp(greedy.logprob if place.greedy_logprob is None else place.greedy_logprob)
+    searches = np.array([below is None or sure < below for below in BRANCH_BELOW])
+    found: list[Gains] = []
+    for width in widths:
+        offered = [
+            c for c in place.candidates if c.greedy or (c.sample is not None and c.sample < width)
+        ]
+        proposals = [Proposal(c.logprob, c.calls, _value(c)) for c in offered]
+        # The rule is linear in beta and bias.
+        base = np.array(tilted(proposals, 0.0))
+        value = np.array(tilted(proposals, 1.0)) - base
+        answer = np.array([float(not c.calls) for c in offered])
+        betas, biases = np.array(BETAS)[:, None, None], np.array(ANSWER_BIASES)[:, None]
+        taken = np.argmax((base + betas * value + biases * answer).round(9), axis=-1)
+        gained = np.array([c.mean - greedy.mean for c in offered])[taken].ravel()
+        found += [gained * search for search in searches]
+    return np.concatenate(found)
 
 
 def _value(candidate: Candidate) -> float:
@@ -207,26 +222,32 @@ def _order(better: float, worse: float) -> float:
     return 0.5 if better == worse else float(better > worse)
 
 
-def _signal_and_noise(places: Sequence[Place]) -> tuple[float, float]:
-    """Return the spread within places that a line through the values explains, and the rest.
+def _signal_and_noise(places: Sequence[Place]) -> dict[str, float]:
+    """Return delta, the spread within states that a line through the values explains, and sigma.
 
-    Spread is a standard deviation around the mean of the place; the rest is without the variance
-    that means of so many continuations have by themselves.
+    Spread is a standard deviation around the means of states, each of which costs a degree of
+    freedom; sigma is without the variance that means of so many continuations have by themselves.
     """
     values: list[float] = []
     worth: list[float] = []
     noise: list[float] = []
+    free = 0
     for candidates in _of_a_kind(places):
         value, mean = fmean(map(_value, candidates)), fmean(c.mean for c in candidates)
         values += [_value(c) - value for c in candidates]
         worth += [c.mean - mean for c in candidates]
         noise += [_variance_of_mean(c.outcomes) for c in candidates]
+        free += len(candidates) - 1
     if not values or not any(values):
-        return 0.0, 1.0
+        return {"delta": 0.0, "sigma": 1.0}
     slope = _product(values, worth) / _product(values, values)
-    explained = slope**2 * fmean(value**2 for value in values)
-    rest = fmean((w - slope * v) ** 2 for w, v in zip(worth, values, strict=True)) - fmean(noise)
-    return math.copysign(math.sqrt(explained), slope), math.sqrt(max(rest, 0.0))
+    explained = slope**2 * _product(values, values) / free
+    left = [w - slope * v for w, v in zip(worth, values, strict=True)]
+    rest = _product(left, left) / free - fmean(noise)
+    return {
+        "delta": math.copysign(math.sqrt(explained), slope),
+        "sigma": math.sqrt(max(rest, 0.0)),
+    }
 
 
 def _variance_of_mean(outcomes: Sequence[float]) -> float:

@@ -3,16 +3,16 @@
 rollout/decoding searches with it, and evaluation/guidance.py fits it. Pure functions.
 
 pi * exp(beta * Q) is the policy that earns the most Q while a KL of weight 1/beta holds it near pi
-(arXiv:2310.17022). A scorer errs differently in states that have ended and in those that go on. So
-the values of answers and of calls are compared only if it is known by how much; otherwise pi alone
-decides whether it is time to answer.
+(arXiv:2310.17022). A scorer errs differently in states that have ended and in those that go on, so
+calls are compared with calls and answers with answers. Between an answer and a call, pi decides,
+with a bias that a fit has found.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -27,26 +27,25 @@ class Proposal:
     """Of the state behind it."""
 
 
-def tilted(
-    candidates: Sequence[Proposal], beta: float, answer_offset: float | None = None
-) -> list[float]:
-    """Return the log of pi * exp(beta * A) for each candidate, pi summing to 1 over all.
+def tilted(candidates: Sequence[Proposal], beta: float, answer_bias: float = 0.0) -> list[float]:
+    """Return the log of pi * exp(beta * A + bias) for each candidate, pi summing to 1 over all.
+
+    A is the value minus the mean value, under pi, of the candidates that also call, or also do not.
 
     Args:
         candidates: for one turn.
         beta: weight of a value beside a log-probability.
-        answer_offset: added to the values of answers. A is then the value minus the mean value
-            under pi; None: minus that of the candidates that also call, or also do not.
+        answer_bias: of those that call nothing; the others have none.
     """
-    if answer_offset is not None:
-        shifts = {True: 0.0, False: answer_offset}
-        candidates = [replace(c, calls=True, value=c.value + shifts[c.calls]) for c in candidates]
     total = log_sum([c.logprob for c in candidates])
     means = {
         calls: _mean([c for c in candidates if c.calls == calls])
         for calls in {c.calls for c in candidates}
     }
-    return [c.logprob - total + beta * (c.value - means[c.calls]) for c in candidates]
+    biases = {True: 0.0, False: answer_bias}
+    return [
+        c.logprob - total + beta * (c.value - means[c.calls]) + biases[c.calls] for c in candidates
+    ]
 
 
 def _mean(candidates: Sequence[Proposal]) -> float:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import get_args
 
-from agent_r1.cli.declare import CONFIG_HELP, LARGEST, add_config, add_set, integer, number
+from agent_r1.cli.declare import CONFIG_HELP, add_config, add_set, integer, number
 from agent_r1.cli.evaluation.chat import chat
 from agent_r1.cli.evaluation.diagnose import diagnose
 from agent_r1.cli.evaluation.evaluate import compare, evaluate
@@ -96,11 +96,11 @@ def _add_decoding(command: argparse.ArgumentParser) -> None:
         "everywhere)",
     )
     add(
-        "--decode-answer-offset",
-        type=number(-LARGEST),
+        "--decode-answer-bias",
+        type=number(-100, 100),
         metavar="X",
-        help="compare answers with calls, after adding this to their values (default: they are not "
-        "compared, and how likely they are decides)",
+        help="add this to the log-probability of a turn that calls nothing; below 0, only answers "
+        "are taken that are likely (default: 0)",
     )
     add("--decode-continuations", type=integer(0), metavar="M", help=CONTINUATIONS_HELP)
     add("--decode-keep", type=integer(1), metavar="B", help="branches that beam keeps (default: 2)")

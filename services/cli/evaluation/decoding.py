@@ -27,7 +27,7 @@ from agent_r1_proto.weights import SNAPSHOT_FILE
 DECODING_FILE = "decoding.json"
 """In a run folder: the fitted setting."""
 OPTIONS = (
-    *("candidates", "keep", "lookahead", "beta", "branch_below", "answer_offset"),
+    *("candidates", "keep", "lookahead", "beta", "branch_below", "answer_bias"),
     *("continuations", "max_calls", "scorer"),
 )
 """The fields of `Decoding` that options give: `--decode-branch-below`."""
@@ -63,8 +63,17 @@ def decoding_of(
         values = {"keep": BEAM_KEEPS} | values
     if method != "majority" and values.get("beta") != 0.0:
         values["scorer"] = scorer_of(arguments.decode_scorer, config)
+    return checked_decoding({"method": method, **values})
+
+
+def checked_decoding(values: Mapping[str, Any]) -> Decoding:
+    """Return a way to decode, given its fields.
+
+    Raises:
+        ConfigError: they do not fit together; it names the option.
+    """
     try:
-        return Decoding.model_validate({"method": method, **values})
+        return Decoding.model_validate(values)
     except ValidationError as exc:
         first = exc.errors(include_url=False)[0]
         where = f"--decode-{first['loc'][0]}: ".replace("_", "-") if first["loc"] else ""

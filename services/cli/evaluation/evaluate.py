@@ -52,11 +52,11 @@ def evaluate(arguments: argparse.Namespace) -> int:
     config = _with_policy(loaded, arguments.method, arguments.policy)
     if arguments.method == "naive_rag":
         check_search(config)
-    _check_attempts(arguments.attempts, config)
     if arguments.decode_fit is not None:
         from agent_r1.cli.evaluation.fit import fit
 
         return fit(arguments, config)
+    _check_attempts(arguments.attempts, config)
     config, decoding = with_decoding(config, arguments)
     specs = config_checks.check(config, "evaluate").specs
     check_tools(decoding, specs)

@@ -23,8 +23,10 @@ from agent_r1.cli.evaluation.decoding import (
     DECODING_FILE,
     FittedSetting,
     check_tools,
+    checked_decoding,
     given_options,
     scorer_of,
+    with_scorers,
 )
 from agent_r1.cli.policy import config_file_of
 from agent_r1.config import checks as config_checks
@@ -47,18 +49,28 @@ class Fit:
             raise ConfigError(
                 "--decode-fit fits the method value_guided; add --decode value_guided"
             )
-        values = DEFAULTS | given_options(arguments)
-        values["scorer"] = scorer_of(arguments.decode_scorer, config)
-        self.decoding = Decoding.model_validate({"method": "value_guided", **values})
+        if arguments.attempts != 1:
+            raise ConfigError(
+                f"--attempts ({arguments.attempts}) is nothing that --decode-fit takes, which asks "
+                "every question once; leave it out"
+            )
+        scorer = scorer_of(arguments.decode_scorer, config)
+        values = {"method": "value_guided", **DEFAULTS, **given_options(arguments)}
+        self.decoding = checked_decoding({**values, "scorer": scorer})
+        table = config.reward.servers.named().get(scorer)
+        self._model = None if table is None or table.path is None else str(table.path)
+        if self._model is not None:  # values of other weights are not taken for those of these
+            config = with_scorers(config, {scorer: self._model})
+        self._overwrite = arguments.overwrite
         self.temperatures: list[float] = arguments.decode_fit
         self._config, self._out = config, arguments.out.resolve()
-        vote = Decoding(method="majority", candidates=self.decoding.candidates)
+        self._vote = Decoding(method="majority", candidates=self.decoding.candidates)
         self._measured = {
             t: self._evaluation(f"{t:g}", self.decoding, t) for t in self.temperatures
         }
-        self._others = {
-            "greedy": self._evaluation("greedy", None, 0.0),
-            "majority": self._evaluation("majority", vote, self.temperatures[0]),
+        self._greedy = self._evaluation("greedy", None, 0.0)
+        self._votes = {
+            t: self._evaluation(f"majority-{t:g}", self._vote, t) for t in self.temperatures
         }
 
     def _evaluation(
@@ -68,7 +80,7 @@ class Fit:
         config = self._config.model_copy(update={"evaluation": evaluation})
         asked = questioning(config, "base_tool_call", 1, decoding)
         out = self._out.with_name(f"{self._out.stem}-{name}.jsonl")
-        return open_evaluation(config, asked, out)
+        return open_evaluation(config, asked, out, overwrite=self._overwrite)
 
     async def run(self, served: Config, meter: Meter) -> FittedSetting:
         """Ask services, and return the setting that is best."""
@@ -80,29 +92,39 @@ class Fit:
             meter.event(_shown(found[-1]))
         best = max(found, key=lambda one: one.gain[0])
         if not best.why_not:
-            return self._setting(best, self._guided(best))
-        scores: dict[str, float] = {}
-        for name, evaluation in self._others.items():
-            await ask_left(evaluation, served, meter)
-            rewards = [a.reward for a in evaluation.file.answers.values() if a.reward is not None]
-            scores[name] = fmean(rewards or [0.0])
-            meter.event(f"{name}: mean reward {scores[name]:.3f}")
-        votes = scores["majority"] > scores["greedy"]
-        vote = Decoding(method="majority", candidates=self.decoding.candidates) if votes else None
-        return self._setting(best, vote)
+            return self._setting(best, self._guided(best), best.temperature)
+        greedy = await self._mean_reward("greedy", self._greedy, served, meter)
+        votes = {
+            t: await self._mean_reward(f"a vote at temperature {t:g}", evaluation, served, meter)
+            for t, evaluation in self._votes.items()
+        }
+        temperature = max(votes, key=votes.__getitem__)
+        if votes[temperature] > greedy:
+            return self._setting(best, self._vote, temperature)
+        return self._setting(best, None, 0.0)
+
+    async def _mean_reward(
+        self, name: str, evaluation: EvaluationRun, served: Config, meter: Meter
+    ) -> float:
+        await ask_left(evaluation, served, meter)
+        rewards = [a.reward for a in evaluation.file.answers.values() if a.reward is not None]
+        mean = fmean(rewards or [0.0])
+        meter.event(f"{name}: mean reward {mean:.3f}")
+        return mean
 
     def _guided(self, found: Guidance) -> Decoding:
-        fitted = found.model_dump(include={"candidates", "beta", "branch_below", "answer_offset"})
-        return self.decoding.model_copy(update={**fitted, "continuations": None})
+        fitted = found.model_dump(include={"candidates", "beta", "branch_below", "answer_bias"})
+        scorer = self.decoding.scorer if found.beta else None
+        return self.decoding.model_copy(update={**fitted, "continuations": None, "scorer": scorer})
 
-    def _setting(self, found: Guidance, decoding: Decoding | None) -> FittedSetting:
-        component = self.decoding.scorer
-        table = self._config.reward.servers.named().get(component or "")
+    def _setting(
+        self, found: Guidance, decoding: Decoding | None, temperature: float
+    ) -> FittedSetting:
         return FittedSetting(
             decoding=decoding,
-            temperature=found.temperature if decoding is not None else 0.0,
-            component=component,
-            model=str(table.path) if table is not None and table.path is not None else None,
+            temperature=temperature,
+            component=self.decoding.scorer,
+            model=self._model,
             reason=found.why_not,
             measured=found,
         )
@@ -110,12 +132,13 @@ class Fit:
 
 def _shown(found: Guidance) -> str:
     mean, low, high = found.gain
-    offset = "apart" if found.answer_offset is None else f"{found.answer_offset:+.3f}"
+    unled = f"; {found.why_unled}" if found.why_unled else ""
     return (
         f"temperature {found.temperature:g}: {found.places} states, AUC {found.auc:.3f}, delta "
-        f"{found.delta:.3f}, sigma {found.sigma:.3f}, useful width {found.useful_width:.1f}; best "
-        f"with {found.candidates} candidates, beta {found.beta:g}, answers {offset}: a turn is "
-        f"worth {mean:+.3f} [{low:+.3f}, {high:+.3f}] more than the greedy one"
+        f"{found.delta:.3f}, sigma {found.sigma:.3f}, useful width {found.useful_width:.3g}; best "
+        f"with {found.candidates} candidates, beta {found.beta:g}, answer bias "
+        f"{found.answer_bias:g}: a turn is worth {mean:+.3f} [{low:+.3f}, {high:+.3f}] more than "
+        f"the greedy one{unled}"
     )
 
 

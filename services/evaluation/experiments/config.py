@@ -187,8 +187,8 @@ class DecodeEntry(StrictConfig):
     """Weight of a value beside a log-probability."""
     branch_below: Annotated[float, Field(gt=0, le=1)] | None = None
     """Candidates are sampled where the greedy turn is less probable than this; None: everywhere."""
-    answer_offset: float | None = None
-    """Added to the values of answers, which are then compared with calls; None: they are not."""
+    answer_bias: Annotated[float, Field(ge=-100, le=100)] | None = None
+    """Added to the log-probability of turns that call nothing; None is 0."""
     keep: Annotated[int, Field(ge=2)] = 2
     """Branches that beam keeps."""
     lookahead: Annotated[int, Field(ge=0)] = 1
@@ -228,7 +228,7 @@ class DecodeEntry(StrictConfig):
             "lookahead": TURN_BY_TURN,
             "beta": TURN_BY_TURN,
             "branch_below": TURN_BY_TURN,
-            "answer_offset": TURN_BY_TURN,
+            "answer_bias": TURN_BY_TURN,
             "max_calls": BRANCHING,
             "scorer": tuple(name for name in BRANCHING if name != "majority"),
             "tokens_of": POOLED,
@@ -262,7 +262,7 @@ class DecodeEntry(StrictConfig):
             lookahead=self.lookahead if by_turn else None,
             beta=self.beta if by_turn else None,
             branch_below=self.branch_below,
-            answer_offset=self.answer_offset,
+            answer_bias=self.answer_bias,
             max_calls=self.max_calls,
             scorer=scorer_of(self.scorer) if scores else None,
         )

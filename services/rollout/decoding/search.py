@@ -58,6 +58,8 @@ class Search:
         self._scores: dict[Branch, float] = {}
         self._remembered: dict[Branch, ProbedTurn] = {}
         """Candidates for one turn, before their calls are run, all in one state."""
+        self._greedy_logprob = 0.0
+        """Of the turn that is remembered, as `branch_below` takes it."""
         self._num_places = 0
         """Turns so far that had several candidates."""
 
@@ -146,7 +148,7 @@ class Search:
             paid = self._paid(particle.candidates)
             candidates = [self._candidate(branch) for branch in paid]
             particle.candidates = paid
-            particle.tilted = tilted(candidates, self._beta, self.decoding.answer_offset)
+            particle.tilted = tilted(candidates, self._beta, self.decoding.answer_bias or 0.0)
 
     def _candidate(self, branch: Branch) -> Proposal:
         return Proposal(
@@ -211,6 +213,7 @@ class Search:
         spare = particle.sprout("?")
         await self._fork(spare)
         self._remembered = {}
+        self._greedy_logprob = particle.greedy.turn_logprob
         for branch in particle.candidates:
             copy = branch.sprout(f"{branch.path}?")
             copy.state = spare.state
@@ -239,7 +242,11 @@ class Search:
             for branch, turn in self._remembered.items()
         ]
         (first, *_) = self._remembered
-        return Probe(after=len(first.turns) - 1, candidates=candidates)
+        return Probe(
+            after=len(first.turns) - 1,
+            greedy_logprob=self._greedy_logprob,
+            candidates=candidates,
+        )
 
     def _copies(self, branch: Branch) -> list[Branch]:
         """Return a branch as often as it is to be continued: once, where it calls nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -65,23 +65,46 @@ def test_pairs_that_are_in_order_are_counted_within_states_and_kinds():
 
 def test_the_spread_that_a_scorer_sees_and_the_rest():
     # Around their means, values are -+0.1 and worth is -+0.5 in one state, -+0.3 in the other. The
-    # slope is (0.1 * 0.5 * 2 + 0.1 * 0.3 * 2) / (4 * 0.01) = 4, so what is explained has the spread
-    # 4 * 0.1 = 0.4, and the rest is -+0.1 everywhere.
+    # slope is (0.1 * 0.5 * 2 + 0.1 * 0.3 * 2) / (4 * 0.01) = 4. Two of the four degrees of freedom
+    # are those of the means: 4^2 * 4 * 0.01 / 2 = 0.32 is explained, 4 * 0.1^2 / 2 = 0.02 not.
     found = guidance([pair(0.4, 0.6), pair(0.4, 0.6, other=0.8, greedy=0.2)], 1.0, 4)
-    assert (found.delta, found.sigma) == pytest.approx((0.4, 0.1))
+    assert (found.delta, found.sigma) == pytest.approx((math.sqrt(0.32), math.sqrt(0.02)))
     assert found.useful_width == pytest.approx(math.exp(16.0))
 
 
 def test_what_continuations_differ_by_themselves_is_no_mistake_of_the_scorer():
-    # Worth is -+0.5 around the mean and values do not see it, but outcomes of the better one are
-    # 0 and 1, whose mean has the variance 0.5 / 2 = 0.25, as has the other: all of 0.5^2 = 0.25.
+    # Slope (0.4 * 0.5 * 2) / (2 * 0.16) = 1.25: 1.25^2 * 0.32 / 2 = 0.25 is explained, of two
+    # degrees of freedom. Means of the outcomes 0 and 1 have the variance 0.5 / 2, and nothing else
+    # is left.
     noisy = place(candidate(0.1, [0.0, 0.0], greedy=True), candidate(0.9, [1.0, 1.0], sample=1))
     flat = place(candidate(0.5, [0.0, 1.0], greedy=True), candidate(0.5, [0.0, 1.0], sample=1))
     found = guidance([noisy, flat], 1.0, 4)
-    # Slope (0.4 * 0.5 * 2) / (2 * 0.16) = 1.25; over four candidates, (1.25 * 0.4)^2 / 2 = 0.125
-    # is explained; nothing is left but noise, of which the second state alone has 0.25.
-    assert found.delta == pytest.approx(math.sqrt(0.125))
+    assert found.delta == pytest.approx(0.5)
     assert found.sigma == 0.0
+
+
+@pytest.mark.parametrize("rivals", [1, 2, 8])
+def test_the_spread_that_a_scorer_does_not_see_is_that_of_any_number_of_candidates(rivals: int):
+    # Worth has a spread of 0.2 that values do not see, and 4 outcomes with one of 0.3 between them.
+    rng = random.Random(rivals)
+    places = []
+    for _ in range(1500):
+        worths = [rng.gauss(0.5, 0.2) for _ in range(rivals + 1)]
+        places.append(
+            place(
+                *(
+                    candidate(
+                        rng.random(),
+                        [rng.gauss(worth, 0.3) for _ in range(4)],
+                        sample=i,
+                        greedy=i == 0,
+                    )
+                    for i, worth in enumerate(worths)
+                )
+            )
+        )
+    found = guidance(places, 1.0, 2)
+    assert found.sigma == pytest.approx(0.2, abs=0.02)
 
 
 def test_a_scorer_that_sees_nothing_has_a_useful_width_of_one():
@@ -92,66 +115,88 @@ def test_a_scorer_that_sees_nothing_has_a_useful_width_of_one():
 def test_the_least_weight_is_fitted_that_takes_the_better_turn():
     # The other turn is behind by log 3 = 1.0986 and its value ahead by 0.6: beta must exceed 1.83,
     # and 2 is the first of the grid. It was the fourth to be sampled, so 2 candidates are too few.
-    found = guidance([pair(0.2, 0.8)] * 8, 0.7, 8)
+    found = guidance([pair(0.2, 0.8)] * 100, 0.7, 8)
     assert (found.beta, found.candidates, found.temperature) == (2.0, 4, 0.7)
     # The greedy turn has the probability 0.6: it is not searched below 0.5, and is below 0.9.
     assert found.branch_below == 0.9
-    assert found.gain == pytest.approx((1.0, 1.0, 1.0))
-    assert found.why_not == ""
+    assert found.answer_bias == 0.0
+    assert found.gain == found.lead == pytest.approx((1.0, 1.0, 1.0))
+    assert found.why_unled == found.why_not == ""
 
 
-def test_answers_are_compared_with_calls_once_it_is_known_how_they_are_misjudged():
-    # Answers are valued 0.5 too high, calls 0.1 too high: -0.4 makes them comparable. The answer
-    # then is ahead by 1.5 - 0.4 - 0.1 = 1 where it is right and behind by 1 where it is wrong. It
-    # is also behind by log 2 = 0.69, so that a beta of 0.5 is too small.
-    right = place(
-        candidate(0.1, [0.0], share=0.6, greedy=True),
-        candidate(1.5, [1.0], share=0.3, calls=False, sample=1),
-    )
-    wrong = place(
-        candidate(1.1, [1.0], share=0.6, greedy=True),
-        candidate(0.5, [0.0], share=0.3, calls=False, sample=1),
-    )
-    found = guidance([right, wrong] * 4, 1.0, 8)
-    assert found.answer_offset == pytest.approx(-0.4)
-    assert (found.auc, found.gain[0], found.beta) == (1.0, 0.5, 1.0)
+def test_where_to_branch_goes_by_the_greedy_turn_at_temperature_1():
+    sure = pair(0.2, 0.8).model_copy(update={"greedy_logprob": math.log(0.95)})
+    found = guidance([sure] * 100, 0.7, 8)
+    assert (found.branch_below, found.gain[0]) == (None, 1.0)
 
 
-def test_answers_stay_apart_where_comparing_them_helps_nothing():
-    # Values of answers say the opposite of what they are worth; those of calls are right.
+def test_an_answer_is_not_taken_for_its_value():
+    # It is valued most, but is less likely than the call; A is 0 for both. A bias would take it,
+    # and then the scorer adds nothing.
     only = place(
-        candidate(0.2, [0.0], share=0.5, greedy=True),
-        candidate(0.8, [1.0], share=0.3, sample=1),
-        candidate(0.0, [1.0], share=0.1, calls=False, sample=2),
+        candidate(0.1, [1.0], share=0.6, greedy=True),
+        candidate(0.9, [0.0], share=0.3, calls=False, sample=1),
     )
-    other = place(
-        candidate(0.2, [0.0], share=0.5, greedy=True),
-        candidate(0.8, [1.0], share=0.3, sample=1),
-        candidate(1.0, [0.0], share=0.1, calls=False, sample=2),
-    )
-    found = guidance([only, other] * 4, 1.0, 8)
-    assert (found.answer_offset, found.auc, found.gain[0]) == (None, 1.0, 1.0)
+    found = guidance([only] * 100, 1.0, 8)
+    assert (found.gain[0], found.answer_bias) == (0.0, 0.0)
 
 
-def test_a_scorer_that_knows_nothing_leads_no_search():
-    rng = random.Random(0)
+def early(value: Callable[[], float], rng: random.Random) -> Place:
+    """Return a state whose greedy turn is an answer, which a call would beat."""
+    right = [float(rng.random() < share) for share in (0.3, 0.6, 0.6)]
+    return place(
+        candidate(value(), [right[0]], share=0.5, greedy=True, calls=False),
+        candidate(value(), [right[1]], share=0.3, sample=1),
+        candidate(value(), [right[2]], share=0.2, sample=2),
+    )
+
+
+@pytest.mark.parametrize("scorer", ["noise", "constant"])
+def test_answers_that_come_too_early_need_no_scorer(scorer: str):
+    rng = random.Random(1)
+    value = rng.random if scorer == "noise" else lambda: 0.5
+    found = guidance([early(value, rng) for _ in range(300)], 1.0, 4)
+    # log 0.3 - log 0.5 = -0.51, and -1 is the first bias below.
+    assert (found.beta, found.answer_bias, found.why_not) == (0.0, -1.0, "")
+    assert found.gain[0] == pytest.approx(0.3, abs=0.09)
+    assert "60% are needed" in found.why_unled
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_scorer_that_knows_nothing_leads_no_search(seed: int):
+    rng = random.Random(seed)
     places = [
         place(
             *(
-                candidate(rng.random(), [float(rng.random() < 0.5)] * 2, sample=i, greedy=i == 0)
+                candidate(
+                    rng.random(),
+                    [float(rng.random() < 0.5)] * 2,
+                    share=0.25,
+                    sample=i,
+                    greedy=i == 0,
+                    calls=i % 2 == 0,
+                )
                 for i in range(4)
             )
         )
         for _ in range(200)
     ]
     found = guidance(places, 1.0, 4)
-    assert found.auc == pytest.approx(0.5, abs=0.06)
-    assert "60% are needed" in found.why_not
+    assert found.auc == pytest.approx(0.5, abs=0.09)
+    assert "60% are needed" in found.why_unled
+    assert found.beta == 0.0
+    assert "more than greedy ones" in found.why_not
+
+
+def test_too_few_states_decide_nothing():
+    found = guidance([pair(0.2, 0.8)] * 99, 1.0, 4)
+    assert found.gain[0] == 1.0
+    assert found.why_not == "99 states had several candidates, and 100 are needed"
 
 
 def test_a_scorer_that_is_right_but_changes_nothing_leads_no_search():
     # It sees at once that the greedy turn is the better one.
-    found = guidance([pair(0.9, 0.1, other=0.0, greedy=1.0)] * 8, 1.0, 4)
+    found = guidance([pair(0.9, 0.1, other=0.0, greedy=1.0)] * 100, 1.0, 4)
     assert found.auc == 1.0
     assert found.gain == (0.0, 0.0, 0.0)
     assert "+0.000 [+0.000, +0.000] more than greedy ones" in found.why_not

@@ -34,7 +34,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch):
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = write_scene(tmp_path / "example")
-    (path.parent / "held_out.jsonl").write_text("".join(task_line(f"q{i}") for i in range(4)))
+    (path.parent / "held_out.jsonl").write_text("".join(task_line(f"q{i}") for i in range(100)))
     model = path.parent / "model"
     run = path.parent / "run"
     shutil.copytree(model, run / "checkpoints" / "step_000001" / "model")
@@ -64,7 +64,7 @@ class Services:
         self.asked: list[tuple[float, Decoding | None]] = []
         self.configs: list[Config] = []
         self.sees: Callable[[float], float] = lambda temperature: 0.8
-        self.votes = 0.25
+        self.votes: Callable[[float], float] = lambda temperature: 0.25
         monkeypatch.setattr(local_client, "run_client", self.run_client)
         monkeypatch.setattr(EvaluationRun, "ask", lambda evaluation, **_: self.ask(evaluation))
 
@@ -85,7 +85,7 @@ class Services:
                 ],
             )
         votes = asked.decoding is not None and asked.decoding.method == "majority"
-        em = self.votes if votes else 0.5
+        em = self.votes(asked.temperature) if votes else 0.5
         for task in evaluation.left:
             evaluation.file.append(answer(task.id, em, set="held_out", place=place))
 
@@ -138,7 +138,7 @@ def test_the_better_temperature_is_fitted_written_and_taken(
         "reward_model",
     )
     assert (decoding.continuations, found.temperature, found.reason) == (None, 1.0, "")
-    assert (found.measured.auc, found.measured.places) == (1.0, 4)
+    assert (found.measured.auc, found.measured.places) == (1.0, 100)
     assert "AUC 0.000" in capsys.readouterr().out
 
     # Without further options, evaluate asks with it, and with its scorer.
@@ -160,12 +160,13 @@ def test_a_scorer_that_knows_nothing_gives_way_to_greedy_answers_or_a_vote(
     method: str | None,
 ):
     services.sees = lambda temperature: 0.2
-    services.votes = votes
+    services.votes = lambda temperature: votes if temperature == 1.0 else 0.0
     assert fit(file) == 0
     asked = [None if decoding is None else decoding.method for _, decoding in services.asked]
-    assert asked == ["value_guided", "value_guided", None, "majority"]
+    assert asked == ["value_guided", "value_guided", None, "majority", "majority"]
     found = setting(file)
     assert (None if found.decoding is None else found.decoding.method) == method
+    assert found.temperature == (0.0 if method is None else 1.0)
     assert "50% of the pairs" in found.reason
     assert found.reason in capsys.readouterr().out
     assert cli.main(command(file, "--decode", "value_guided")) == 0
@@ -195,6 +196,10 @@ def test_what_cannot_be_fitted_is_said(
 ):
     assert cli.main(command(file, "--decode", "majority", "--decode-fit", "1.0")) == 2
     assert "add --decode value_guided" in capsys.readouterr().err
+    assert fit(file, "--attempts", "4") == 2
+    assert "asks every question once" in capsys.readouterr().err
+    assert fit(file, "--decode-branch-below", "1", "--decode-keep", "2") == 2
+    assert "decoding.keep (2) must be" in capsys.readouterr().err
     (file.parent / "run" / DECODING_FILE).write_text("{}")
     assert cli.main(command(file, "--decode", "value_guided")) == 2
     assert "fit it again with --decode-fit" in capsys.readouterr().err

@@ -31,16 +31,10 @@ def test_answers_are_compared_with_answers_and_calls_with_calls():
     assert tilted(candidates, 5.0) == pytest.approx(wanted)
 
 
-def test_with_an_offset_answers_are_compared_with_calls():
-    # The same three; the answer's value is 1.0 - 0.4 = 0.6. The mean is 0.4 * 0.2 + 0.4 * 0.6 +
-    # 0.2 * 0.6 = 0.44, so the advantages are -0.24, 0.16 and 0.16, and beta is 5.
-    candidates = [
-        Proposal(math.log(0.4), True, 0.2),
-        Proposal(math.log(0.4), True, 0.6),
-        Proposal(math.log(0.2), False, 1.0),
-    ]
-    wanted = [math.log(0.4) - 1.2, math.log(0.4) + 0.8, math.log(0.2) + 0.8]
-    assert tilted(candidates, 5.0, answer_offset=-0.4) == pytest.approx(wanted)
+def test_a_bias_is_of_answers_alone():
+    candidates = [Proposal(math.log(0.4), True), Proposal(math.log(0.6), False)]
+    wanted = [math.log(0.4), math.log(0.6) - 1.5]
+    assert tilted(candidates, 0.0, answer_bias=-1.5) == pytest.approx(wanted)
 
 
 def test_with_beta_0_only_probability_counts():

@@ -316,11 +316,11 @@ async def test_whether_to_answer_the_model_alone_decides(chat: ChatFormat, end_i
     ):
         options: dict[str, Any] = {"candidates": 3, "lookahead": 0, "beta": 50.0}
         trajectory = await built.loop.run(asks("value_guided", **options))
-        compared = await built.loop.run(asks("value_guided", answer_offset=0.0, **options))
+        biased = await built.loop.run(asks("value_guided", answer_bias=30.0, **options))
     # Of the two calls, which are as likely as each other, the better one is made.
     assert answer(trajectory) == "2"
-    # Compared with calls, the answer is worth its length: 50 * (1.0 - 0.3) is more than that.
-    assert answer(compared) == "9" + "0" * 40
+    # The answer is less likely by 0.5 for each of its 50 or so tokens more.
+    assert answer(biased) == "9" + "0" * 40
 
 
 async def test_a_turn_that_is_all_but_sure_is_not_searched(chat: ChatFormat, end_id: int):
