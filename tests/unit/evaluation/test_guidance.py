@@ -83,12 +83,12 @@ def test_what_continuations_differ_by_themselves_is_no_mistake_of_the_scorer():
     assert found.sigma == 0.0
 
 
-@pytest.mark.parametrize("rivals", [1, 2, 8])
+@pytest.mark.parametrize("rivals", [1, 5])
 def test_the_spread_that_a_scorer_does_not_see_is_that_of_any_number_of_candidates(rivals: int):
     # Worth has a spread of 0.2 that values do not see, and 4 outcomes with one of 0.3 between them.
     rng = random.Random(rivals)
     places = []
-    for _ in range(1500):
+    for _ in range(600):
         worths = [rng.gauss(0.5, 0.2) for _ in range(rivals + 1)]
         places.append(
             place(
