@@ -90,7 +90,7 @@ class Fit:
             places = [a.place for a in evaluation.file.answers.values() if a.place is not None]
             found.append(guidance(places, temperature, self.decoding.candidates))
             meter.event(_shown(found[-1]))
-        best = max(found, key=lambda one: one.gain[0])
+        best = max(found, key=lambda one: (not one.why_not, one.gain[0]))
         if not best.why_not:
             return self._setting(best, self._guided(best), best.temperature)
         greedy = await self._mean_reward("greedy", self._greedy, served, meter)
