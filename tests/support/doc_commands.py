@@ -71,6 +71,7 @@ ELSEWHERE = {
             "deep_world/unlabelled_hybrid",
             "deep_world/unlabelled_learned",
             "deep_world/unlabelled_true",
+            "lookahead/turn_credit",
             "tiny_code/error_text",
             "tiny_code/no_error_text",
             "tiny_math/methods",
