@@ -51,9 +51,9 @@ class Guidance(Message):
 
     places: int
     """States with several candidates, on which all of this was measured."""
-    auc: float
+    auc: float | None
     """Share of pairs of candidates of one state, both calls or both answers, that it puts in
-    order."""
+    order; None where no scorer was asked."""
     delta: float
     """Spread of what candidates of one state are worth, as far as the scorer sees it."""
     sigma: float
@@ -83,6 +83,8 @@ class Guidance(Message):
     @property
     def why_unled(self) -> str:
         """Why the scorer should not lead a search; "" where it should."""
+        if self.auc is None:
+            return "no scorer was asked"
         if self.auc < LEAST_AUC:
             return (
                 f"the scorer puts {self.auc:.0%} of the pairs of candidates in order, and "
@@ -112,14 +114,15 @@ def guidance(places: Sequence[Place], temperature: float, width: int) -> Guidanc
     """Measure a scorer and fit the setting.
 
     Args:
-        places: of which every candidate was scored.
+        places: of which every candidate was scored, or none.
         temperature: at which candidates were sampled.
         width: how many were sampled in each place.
 
     Raises:
-        ValueError: there is no place, or a candidate without a value or no greedy one.
+        ValueError: there is no place, some candidates have a value and others none, or a place has
+            no greedy one.
     """
-    _check(places)
+    scored = _check(places)
     widths = [0, *(2**i for i in range(1, 10) if 2**i < width), width]
     grid = [Setting(*values) for values in product(widths, BRANCH_BELOW, BETAS, ANSWER_BIASES)]
     gains = np.array([_gains(place, widths) for place in places])
@@ -128,7 +131,7 @@ def guidance(places: Sequence[Place], temperature: float, width: int) -> Guidanc
     led = _gains_elsewhere(gains)
     found = Guidance(
         places=len(places),
-        auc=_auc(places),
+        auc=_auc(places) if scored else None,
         **_signal_and_noise(places),
         temperature=temperature,
         **grid[_best(gains)]._asdict(),
@@ -161,16 +164,19 @@ def _interval(gains: Gains) -> Interval:
     return found.mean, found.low, found.high
 
 
-def _check(places: Sequence[Place]) -> None:
+def _check(places: Sequence[Place]) -> bool:
+    """Refuse places that cannot be measured; return whether they were scored."""
     if not places:
         raise ValueError(
             "no state had several candidates; raise the temperature, or ask more questions"
         )
+    scored = {candidate.value is not None for place in places for candidate in place.candidates}
+    if len(scored) > 1:
+        raise ValueError("some candidates have no value; delete the file, and ask them again")
     for place in places:
-        if any(candidate.value is None for candidate in place.candidates):
-            raise ValueError("a candidate has no value; ask with a scorer and a beta above 0")
         if not any(candidate.greedy for candidate in place.candidates):
             raise ValueError("a state has no greedy candidate; let a search propose them")
+    return scored == {True}
 
 
 def _gains(place: Place, widths: Sequence[int]) -> Gains:
@@ -196,8 +202,7 @@ def _gains(place: Place, widths: Sequence[int]) -> Gains:
 
 
 def _value(candidate: Candidate) -> float:
-    assert candidate.value is not None
-    return candidate.value
+    return candidate.value or 0.0  # where no scorer was asked, it says the same of all
 
 
 def _of_a_kind(places: Iterable[Place]) -> Iterator[list[Candidate]]:
@@ -238,10 +243,11 @@ def _signal_and_noise(places: Sequence[Place]) -> dict[str, float]:
         worth += [c.mean - mean for c in candidates]
         noise += [_variance_of_mean(c.outcomes) for c in candidates]
         free += len(candidates) - 1
-    if not values or not any(values):
-        return {"delta": 0.0, "sigma": 1.0}
-    slope = _product(values, worth) / _product(values, values)
-    explained = slope**2 * _product(values, values) / free
+    if not free:
+        return {"delta": 0.0, "sigma": 0.0}
+    seen = _product(values, values)
+    slope = _product(values, worth) / seen if seen else 0.0
+    explained = slope**2 * seen / free
     left = [w - slope * v for w, v in zip(worth, values, strict=True)]
     rest = _product(left, left) / free - fmean(noise)
     return {

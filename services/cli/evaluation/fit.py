@@ -54,12 +54,14 @@ class Fit:
                 f"--attempts ({arguments.attempts}) is nothing that --decode-fit takes, which asks "
                 "every question once; leave it out"
             )
-        scorer = scorer_of(arguments.decode_scorer, config)
         values = {"method": "value_guided", **DEFAULTS, **given_options(arguments)}
-        self.decoding = checked_decoding({**values, "scorer": scorer})
-        table = config.reward.servers.named().get(scorer)
+        if values["beta"] != 0.0:
+            values["scorer"] = scorer_of(arguments.decode_scorer, config)
+        self.decoding = checked_decoding(values)
+        scorer = self.decoding.scorer
+        table = None if scorer is None else config.reward.servers.named().get(scorer)
         self._model = None if table is None or table.path is None else str(table.path)
-        if self._model is not None:  # values of other weights are not taken for those of these
+        if scorer and self._model:  # values of other weights are not taken for those of these
             config = with_scorers(config, {scorer: self._model})
         self._overwrite = arguments.overwrite
         self.temperatures: list[float] = arguments.decode_fit
@@ -133,9 +135,14 @@ class Fit:
 def _shown(found: Guidance) -> str:
     mean, low, high = found.gain
     unled = f"; {found.why_unled}" if found.why_unled else ""
+    measured = f"sigma {found.sigma:.3f}"
+    if found.auc is not None:
+        measured = (
+            f"AUC {found.auc:.3f}, delta {found.delta:.3f}, {measured}, useful width "
+            f"{found.useful_width:.3g}"
+        )
     return (
-        f"temperature {found.temperature:g}: {found.places} states, AUC {found.auc:.3f}, delta "
-        f"{found.delta:.3f}, sigma {found.sigma:.3f}, useful width {found.useful_width:.3g}; best "
+        f"temperature {found.temperature:g}: {found.places} states, {measured}; best "
         f"with {found.candidates} candidates, beta {found.beta:g}, answer bias "
         f"{found.answer_bias:g}: a turn is worth {mean:+.3f} [{low:+.3f}, {high:+.3f}] more than "
         f"the greedy one{unled}"

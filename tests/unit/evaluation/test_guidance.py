@@ -206,13 +206,28 @@ def test_a_scorer_that_is_right_but_changes_nothing_leads_no_search():
     ("places", "message"),
     [
         ([], "no state had several candidates; raise the temperature"),
-        ([place(candidate(None, [1.0], greedy=True))], "ask with a scorer and a beta above 0"),
+        (
+            [pair(0.2, 0.8), place(candidate(None, [1.0], greedy=True))],
+            "some candidates have no value",
+        ),
         ([place(candidate(0.5, [1.0]))], "no greedy candidate"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(places: list[Place], message: str):
     with pytest.raises(ValueError, match=message):
         guidance(places, 1.0, 4)
+
+
+def test_without_a_scorer_only_patience_is_fitted():
+    early = place(
+        candidate(None, [0.0] * 2, share=0.6, greedy=True, calls=False),
+        candidate(None, [1.0] * 2, share=0.2, sample=3),
+    )
+    found = guidance([early] * 100, 1.0, 8)
+    # The call is behind by log 3 = 1.0986: a bias of -1.5 is the first of the grid that takes it.
+    assert (found.beta, found.answer_bias, found.candidates) == (0.0, -1.5, 4)
+    assert (found.auc, found.why_unled, found.why_not) == (None, "no scorer was asked", "")
+    assert (found.gain, found.lead) == ((1.0, 1.0, 1.0), (0.0, 0.0, 0.0))
 
 
 def test_guidance_is_written_and_read_again():

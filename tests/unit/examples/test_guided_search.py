@@ -11,10 +11,9 @@ from agent_r1.evaluation.experiments.config import MatrixFile
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 # Where the search has to be better than every other way, and where it must not be worse.
-SETS = {
-    "deep_world": (["compositions"], ["in_domain", "longer", "wording"]),
-    "lookahead": (["in_domain"], ["longer"]),
-}
+BETTER = {"deep_world": ["compositions"], "lookahead": ["in_domain"]}
+NOT_WORSE = {"deep_world": [], "lookahead": ["longer"]}
+BEST_BASELINES = {"greedy", "majority_cool", "majority_warm"}
 FAKE = """#!/bin/sh
 for word in "$@"; do printf '%s\\n' "$word"; done >> calls
 echo >> calls
@@ -22,7 +21,7 @@ if [ "$1 $3" = "train --run-dir" ]; then mkdir -p "$4/checkpoints/step_000040/mo
 """
 
 
-@pytest.fixture(params=SETS)
+@pytest.fixture(params=sorted(BETTER))
 def example(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -50,17 +49,21 @@ def options_of(call: list[str]) -> list[str]:
     return [call[i + 1] for i, word in enumerate(call) if word == "--set"]
 
 
+def read_matrix(file: Path) -> MatrixFile:
+    return MatrixFile.model_validate(tomllib.loads(file.read_text()))
+
+
 def test_the_search_has_to_beat_every_baseline_at_its_own_cost(example: str):
     folder = EXAMPLES / example
-    matrix = MatrixFile.model_validate(tomllib.loads((folder / "decoding.toml").read_text()))
+    matrix = read_matrix(folder / "decoding.toml")
     entries = {entry.label: entry for entry in matrix.decode}
     searches = [entry.label for entry in matrix.decode if entry.method == "fitted"]
     assert searches == ["guided"]
     goals = {(c.first, name): (c.second, c.goal) for c in matrix.comparisons for name in c.sets}
-    better, not_worse = SETS[example]
     for name in entries.keys() - searches:
-        assert {goals[name, one] for one in better} == {("guided", "better")}
-        assert {goals[name, one] for one in not_worse} == {("guided", "not_worse")}
+        wanted = {(name, one): ("guided", "better") for one in BETTER[example]}
+        wanted |= {(name, one): ("guided", "not_worse") for one in NOT_WORSE[example]}
+        assert {key: goal for key, goal in goals.items() if key[0] == name} == wanted
         costs = entries[name].tokens_of or entries[name].calls_of
         assert costs == (None if name == "greedy" else "guided")
     script = (EXAMPLES / "guided_search.sh").read_text()
@@ -69,6 +72,19 @@ def test_the_search_has_to_beat_every_baseline_at_its_own_cost(example: str):
             name = Path(place).name
             assert name.endswith(f"_seed{number}")
             assert f"$runs/{name.removesuffix(str(number))}$seed" in script
+
+
+def test_elsewhere_the_same_agents_must_not_lose_to_the_best_baselines():
+    matrix = read_matrix(EXAMPLES / "deep_world" / "decoding.toml")
+    elsewhere = read_matrix(EXAMPLES / "deep_world" / "decoding_elsewhere.toml")
+    assert [m.policy for m in elsewhere.models] == [m.policy for m in matrix.models]
+    entries = {entry.label: entry for entry in matrix.decode}
+    for entry in elsewhere.decode:
+        assert entry == entries[entry.label]
+    assert {entry.label for entry in elsewhere.decode} == {"guided", *BEST_BASELINES}
+    assert {c.first: (c.second, c.goal, c.sets) for c in elsewhere.comparisons} == {
+        name: ("guided", "not_worse", ["in_domain", "longer", "wording"]) for name in BEST_BASELINES
+    }
 
 
 def test_what_turns_are_worth_is_learned_and_fitted_on_no_reported_set(

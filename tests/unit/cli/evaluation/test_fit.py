@@ -45,10 +45,10 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def candidate(value: float, worth: float, *, greedy: bool) -> Candidate:
+def candidate(value: float | None, worth: float, *, greedy: bool, calls: bool = True) -> Candidate:
     return Candidate(
         turn=ScoreTurn(text="t"),
-        calls=True,
+        calls=calls,
         sample=None if greedy else 0,
         greedy=greedy,
         logprob=math.log(0.6 if greedy else 0.2),
@@ -65,6 +65,7 @@ class Services:
         self.configs: list[Config] = []
         self.sees: Callable[[float], float] = lambda temperature: 0.8
         self.votes: Callable[[float], float] = lambda temperature: 0.25
+        self.call_early = True
         monkeypatch.setattr(local_client, "run_client", self.run_client)
         monkeypatch.setattr(EvaluationRun, "ask", lambda evaluation, **_: self.ask(evaluation))
 
@@ -77,11 +78,12 @@ class Services:
         self.asked.append((asked.temperature, asked.decoding))
         value, place = self.sees(asked.temperature), None
         if asked.decoding is not None and asked.decoding.continuations:
+            scored = asked.decoding.scorer is not None
             place = Place(
                 turns=[],
                 candidates=[
-                    candidate(0.2, 0.0, greedy=True),
-                    candidate(value, 1.0, greedy=False),
+                    candidate(0.2 if scored else None, 0.0, greedy=True, calls=self.call_early),
+                    candidate(value if scored else None, 1.0, greedy=False),
                 ],
             )
         votes = asked.decoding is not None and asked.decoding.method == "majority"
@@ -171,6 +173,27 @@ def test_a_scorer_that_knows_nothing_gives_way_to_greedy_answers_or_a_vote(
     assert found.reason in capsys.readouterr().out
     assert cli.main(command(file, "--decode", "value_guided")) == 0
     assert services.asked[-1][1] == found.decoding
+
+
+def test_without_a_scorer_patience_is_fitted(
+    file: Path, services: Services, capsys: pytest.CaptureFixture[str]
+):
+    services.call_early = False  # the greedy turn answers, and a call would be worth more
+    options = ("--decode", "value_guided", "--decode-fit", "1.0", "--decode-beta", "0")
+    assert cli.main(command(file, *options)) == 0
+    assert services.asked[0][1] == Decoding(
+        method="value_guided", candidates=8, lookahead=0, beta=0.0, continuations=4
+    )
+    found = setting(file)
+    # log 3 = 1.0986 is to be made up by a bias against answers: -1.5 is the first of the grid.
+    assert (found.decoding.answer_bias, found.decoding.beta, found.decoding.scorer) == (
+        -1.5,
+        0.0,
+        None,
+    )
+    assert (found.component, found.measured.auc, found.reason) == (None, None, "")
+    # Worth 0 and 1, one of each kind: nothing of a kind to compare.
+    assert "100 states, sigma 0.000; best with 2 candidates" in capsys.readouterr().out
 
 
 def test_options_come_before_what_was_fitted(file: Path, services: Services):
