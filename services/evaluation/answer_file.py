@@ -143,6 +143,8 @@ class Answer(Message):
     """From the first turn to the end, tool calls included, beside the other questions in flight."""
     scorer_tokens: int | None = None
     """With `--decode`: tokens that the scorer's model read and wrote."""
+    scores: int | None = None
+    """With `--decode`: branches about which the scorer was asked."""
     discarded_calls: int | None = None
     """With `--decode`: calls that tools answered to branches that were not chosen."""
     replayed_calls: int | None = None
@@ -235,6 +237,7 @@ def _of_trajectory(trajectory: Trajectory) -> dict[str, Any]:
         spent = {
             "sampled_tokens": cost.sampled_tokens,
             "scorer_tokens": cost.scorer_tokens,
+            "scores": cost.scores,
             "discarded_calls": cost.calls - kept,
             "replayed_calls": cost.replayed_calls,
             "place": None if cost.probe is None else _place(trajectory, cost.probe),

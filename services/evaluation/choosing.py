@@ -99,6 +99,7 @@ def _chosen(answers: Sequence[Answer], scorer: str | None) -> Answer:
             "sampled_tokens": sum(map(tokens_of, answers)),
             "discarded_calls": calls - sum(found.calls.values()),
             "scorer_tokens": sum(a.component_tokens.get(scorer or "", 0) for a in answers),
+            "scores": len(answers) if scorer else 0,
             "seconds": fsum(answer.seconds or 0.0 for answer in answers),
         }
     )

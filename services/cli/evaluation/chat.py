@@ -61,7 +61,7 @@ def chat(arguments: argparse.Namespace) -> int:
     if (fitted := fitted_setting(arguments, config.model.policy)) is None:
         decoding = decoding_of(arguments, config, temperature)
     else:
-        print(fitted.shown)
+        print(fitted.instead_of("--temperature", temperature))
         config, decoding = fitted.applied(config), fitted.decoding
         temperature = fitted.temperature
     asked = arguments.question if arguments.task is None else named_task(config, arguments.task)

@@ -115,10 +115,30 @@ class FittedSetting(Message):
         return f"decoding by {self.decoding.method}: {told}, temperature {self.temperature:g}"
 
     def applied(self, config: Config) -> Config:
-        """Return a configuration whose rewards ask the scorer, where one is needed."""
+        """Return a configuration whose rewards ask the scorer, where one is needed.
+
+        Raises:
+            ConfigError: its weights are not there.
+        """
         if self.decoding is None or self.decoding.scorer is None or self.model is None:
             return config
+        if not (Path(self.model) / SNAPSHOT_FILE).is_file():
+            raise ConfigError(
+                f"this run was fitted with the scorer in {self.model}, which has no "
+                f"{SNAPSHOT_FILE} any more; put it back, fit again with --decode-fit, or name an "
+                "option such as --decode-beta, so that what was fitted is not used"
+            )
         return with_scorers(config, {self.decoding.scorer: self.model})
+
+    def instead_of(self, key: str, temperature: float) -> str:
+        """Return `shown`, and what is not used of what the user said.
+
+        Args:
+            key: or option, that gives a temperature.
+            temperature: which it gives; 0 is the default.
+        """
+        unused = f"; {key} ({temperature:g}) is not used"
+        return self.shown + (unused if temperature not in (0.0, self.temperature) else "")
 
 
 def fitted_setting(arguments: argparse.Namespace, policy: str) -> FittedSetting | None:

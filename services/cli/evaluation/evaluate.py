@@ -99,7 +99,7 @@ def with_decoding(config: Config, arguments: argparse.Namespace) -> tuple[Config
     fitted = fitted_setting(arguments, config.model.policy)
     if fitted is None:
         return config, decoding_of(arguments, config, config.evaluation.temperature)
-    print(fitted.shown)
+    print(fitted.instead_of("evaluation.temperature", config.evaluation.temperature))
     evaluation = config.evaluation.model_copy(update={"temperature": fitted.temperature})
     return fitted.applied(config).model_copy(update={"evaluation": evaluation}), fitted.decoding
 

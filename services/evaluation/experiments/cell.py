@@ -173,6 +173,7 @@ def measure(
         raise ValueError(f"all {len(ordered)} questions failed; there is nothing to measure")
     extra = None if family.extra is None else [a.components[family.extra] for a in scored]
     asked = [a.scorer_tokens for a in scored if a.scorer_tokens is not None]
+    shares = [a.scores for a in scored if a.scores is not None]
     return MatrixCell(
         settings=dict(settings),
         n=len(scored),
@@ -183,7 +184,7 @@ def measure(
         calls=_mean([sum(a.calls.values()) + (a.discarded_calls or 0) for a in scored]),
         seconds=_mean([a.seconds or 0.0 for a in scored]),
         scorer_tokens=_mean(asked) if asked else None,
-        scored_share=fmean(tokens > 0 for tokens in asked) if asked else None,
+        scored_share=fmean(scores > 0 for scores in shares) if shares else None,
         candidates=candidates,
         scores={a.id: a.components[family.component] for a in scored},
     )

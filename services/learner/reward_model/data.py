@@ -91,6 +91,7 @@ def train_and_test(config: TrainRewardConfig) -> tuple[list[JudgedEpisode], list
             there are not both good and bad ones, or nothing is left to train on or to report on.
     """
     episodes = read_episodes(config.trajectories, "trajectories", config.label)
+    _check_options(config, episodes)
     if not config.test_trajectories:
         return split(episodes, config.held_out)
     test = read_episodes(config.test_trajectories, "test_trajectories", config.label)
@@ -101,6 +102,28 @@ def train_and_test(config: TrainRewardConfig) -> tuple[list[JudgedEpisode], list
             f"has as well, such as {min(both)!r}; name trajectories of other tasks"
         )
     return episodes, test
+
+
+def _check_options(config: TrainRewardConfig, episodes: Sequence[JudgedEpisode]) -> None:
+    """Refuse options that do nothing for such episodes.
+
+    Raises:
+        ValueError: there is one.
+    """
+    continued = [bool(episode.place) for episode in episodes]
+    if config.ranking and not any(continued):
+        raise ValueError(
+            f"train_reward.ranking ({config.ranking:g}) ranks candidates of one state, and "
+            "train_reward.trajectories has none; name answers of `agent-r1 evaluate "
+            "--decode-continuations`, or leave it out"
+        )
+    usual = TrainRewardConfig.model_fields["label"].default
+    if config.label != usual and all(continued):
+        raise ValueError(
+            f"train_reward.label ({config.label!r}) names a reward of whole interactions, and "
+            "train_reward.trajectories has only turns that were continued, which say what they "
+            "are worth; leave it out"
+        )
 
 
 def read_episodes(paths: Sequence[Path], key: str, label: str) -> list[JudgedEpisode]:
@@ -166,7 +189,7 @@ def _files(paths: Iterable[Path], key: str) -> Iterator[Path]:
         yield from found
 
 
-def _read(path: Path, label: str) -> Iterator[JudgedEpisode]:
+def _read(path: Path, label: str) -> list[JudgedEpisode]:
     number = count(1)
 
     def parse(line: bytes) -> list[JudgedEpisode]:
@@ -177,7 +200,13 @@ def _read(path: Path, label: str) -> Iterator[JudgedEpisode]:
         return [] if episode is None else [episode]
 
     remedy = f"the file must be one of a run's folder {TRAJECTORIES_DIR}"
-    return chain.from_iterable(read_lines(path, parse, remedy))
+    found = list(chain.from_iterable(read_lines(path, parse, remedy)))
+    if not found and next(number) > 1:
+        raise ValueError(
+            f"{path} has answers, and none of them was continued after several candidates; ask for "
+            "them with --decode-continuations and a higher temperature"
+        )
+    return found
 
 
 def _episode(record: _Record, label: str) -> JudgedEpisode | None:

@@ -35,6 +35,7 @@ def test_the_most_frequent_of_the_first_answers_is_chosen_and_all_of_them_are_pa
     assert (found.prediction, found.attempt) == ("Paris", 0)
     # 10 + 20 + 30 tokens; 0 + 1 + 2 calls, of which the chosen one made 1
     assert (found.sampled_tokens, found.discarded_calls, found.scorer_tokens) == (60, 2, 0)
+    assert found.scores == 0
     [two] = choose(pool(), 2, None)
     assert two.prediction == "Rome"
 
@@ -44,6 +45,7 @@ def test_the_best_of_the_first_answers_is_chosen_by_its_scorer():
     assert found.components["exact_match"] == 1.0
     # 100 + 101 + 102 + 103 tokens of the scorer
     assert (found.sampled_tokens, found.scorer_tokens, found.discarded_calls) == (100, 406, 4)
+    assert found.scores == 4
     [two] = choose(pool(), 2, "critic")
     assert two.prediction == "Paris"
     with pytest.raises(ValueError, match="no component 'reward_model'"):

@@ -205,6 +205,19 @@ def test_options_come_before_what_was_fitted(file: Path, services: Services):
     assert (decoding.candidates, decoding.beta, decoding.scorer) == (3, 0.0, None)
 
 
+def test_what_was_fitted_says_what_it_replaces_and_what_it_lacks(
+    file: Path, services: Services, capsys: pytest.CaptureFixture[str]
+):
+    assert fit(file) == 0
+    warm = command(file, "--decode", "value_guided", "--set", "evaluation.temperature=0.5")
+    assert cli.main(warm) == 0
+    assert services.asked[-1][0] == setting(file).temperature
+    assert "; evaluation.temperature (0.5) is not used" in capsys.readouterr().out
+    (file.parent / "turn_values" / "model.safetensors").unlink()
+    assert cli.main(command(file, "--decode", "value_guided")) == 2
+    assert "has no model.safetensors any more" in capsys.readouterr().err
+
+
 def test_a_fit_goes_on_where_it_stopped(file: Path, services: Services):
     assert fit(file) == 0
     (file.parent / "run" / DECODING_FILE).unlink()

@@ -121,8 +121,9 @@ def results(cells: Mapping[CellKey, MatrixCell | str] | None = None, **said: Any
 def test_a_search_is_told_from_one_that_had_nothing_to_choose_from(tmp_path: Path):
     right = {"math_equal": 1.0}
     asked = [
-        answer(str(number), components=right, scorer_tokens=tokens)
-        for number, tokens in enumerate((9, 0, 3, 6))
+        # A scorer that remembers its answer to an equal question takes no tokens for it.
+        answer(str(number), components=right, scorer_tokens=tokens, scores=scores)
+        for number, (tokens, scores) in enumerate(((9, 2), (0, 0), (0, 1), (9, 4)))
     ]
     plain_ones = [answer("1", components=right)]
     searched, plain = (measure(them, MATHS, SETTINGS) for them in (asked, plain_ones))
@@ -130,7 +131,7 @@ def test_a_search_is_told_from_one_that_had_nothing_to_choose_from(tmp_path: Pat
     place = CellKey("base", "math500", "react", "guided")
     (file, *_) = results(cells={place: searched}).write(tmp_path / "guided")
     assert "| tokens | scorer tokens | scored | calls |" in file.read_text()
-    assert "| 4 | 75% |" in file.read_text()  # (9 + 0 + 3 + 6) / 4 tokens, rounded to even
+    assert "| 4 | 75% |" in file.read_text()  # (9 + 0 + 0 + 9) / 4 tokens, rounded to even
     (file, *_) = results(cells={place: plain}).write(tmp_path / "plain")
     assert "the scorer was asked" not in file.read_text()
     assert "| tokens | calls |" in file.read_text()

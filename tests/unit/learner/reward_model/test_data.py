@@ -38,6 +38,16 @@ def record(task: str, value: float, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
+def continued(task: str, *worth: list[float]) -> dict[str, Any]:
+    """Return an answer whose state has candidates with these outcomes."""
+    candidates = [{"turn": {"text": f" {i} Elmby"}, "outcomes": of} for i, of in enumerate(worth)]
+    prompt = [{"role": "user", "content": "q"}]
+    return {"id": task, "prompt": prompt, "place": {"turns": [], "candidates": candidates}}
+
+
+ANSWER: dict[str, Any] = {"id": "a", "prompt": [{"role": "user", "content": "q"}], "place": None}
+
+
 def config(folder: Path, *records: dict[str, Any], **changes: Any) -> TrainRewardConfig:
     file = folder / "stored.jsonl"
     file.write_text("".join(json.dumps(one) + "\n" for one in records))
@@ -78,6 +88,7 @@ def test_of_several_agents_only_what_the_main_one_wrote_is_learned(tmp_path: Pat
         ([record("a", 1.0)], {"label": "f1"}, r"'f1'\) was not measured.*exact_match, total"),
         ([{"task_id": "a"}], {}, r"line 1: status: Field required"),
         ([], {"trajectories": ["nowhere"]}, "is no file, and no run folder"),
+        ([ANSWER], {}, "none of them was continued after several candidates"),
     ],
 )
 def test_what_cannot_be_learned_is_refused(
@@ -85,6 +96,20 @@ def test_what_cannot_be_learned_is_refused(
 ):
     with pytest.raises(ValueError, match=message):
         episodes_of(config(tmp_path, *records, **changes))
+
+
+@pytest.mark.parametrize(
+    ("records", "changes", "message"),
+    [
+        ([record("a", 1.0), record("b", 0.0)], {"ranking": 0.5}, r"ranking \(0\.5\).* has none"),
+        ([continued("a", [1.0], [0.0])], {"label": "f1"}, r"label \('f1'\).*only turns that were"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(
+    tmp_path: Path, records: list[dict[str, Any]], changes: dict[str, Any], message: str
+):
+    with pytest.raises(ValueError, match=message):
+        train_and_test(config(tmp_path, *records, **changes))
 
 
 def test_trajectories_of_other_tasks_are_reported_on_where_they_are_named(tmp_path: Path):
@@ -128,13 +153,6 @@ def test_a_verdict_is_asked_for_after_every_turn_and_only_it_is_learned(
         assert list(sample.loss_mask.nonzero()[0]) == [sample.num_tokens - 1]
     last = training_data(episodes_of(table), encoder, table.model_copy(update={"turns": "last"}))
     assert len(last.samples) == 3
-
-
-def continued(task: str, *worth: list[float]) -> dict[str, Any]:
-    """Return an answer whose state has candidates with these outcomes."""
-    candidates = [{"turn": {"text": f" {i} Elmby"}, "outcomes": of} for i, of in enumerate(worth)]
-    prompt = [{"role": "user", "content": "q"}]
-    return {"id": task, "prompt": prompt, "place": {"turns": [], "candidates": candidates}}
 
 
 def test_candidates_of_a_state_stay_together_and_are_ranked_by_both_verdicts(
