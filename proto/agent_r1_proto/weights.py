@@ -34,8 +34,6 @@ class TensorEntry(StrictMessage):
     """Hugging Face parameter name; of an adapter, the name that PEFT gives it in a file."""
     shape: list[int]
     dtype: Literal["float32", "bfloat16", "float16"]
-    sha256: str
-    """Of the tensor's raw little-endian bytes."""
     alias_of: str | None = None
     """This name shares the tensor of another (tied embeddings); it has no bytes of its own."""
 
@@ -73,7 +71,7 @@ class AdapterHeader(StrictMessage):
 class WeightManifest(StrictMessage):
     """Describes one published weight set; stored beside the data as `manifest.json`."""
 
-    schema_version: Literal["1.0", "1.1", "1.2"] = "1.2"
+    schema_version: Literal["2.0"] = "2.0"
     run_id: str
     policy: PolicyName = DEFAULT_POLICY
     """Whose weights they are."""
@@ -87,8 +85,8 @@ class WeightManifest(StrictMessage):
     """Transport `file`: absolute path of the safetensors file. `http`: its name, which takes the
     place of the manifest's in the manifest's URL."""
     size_bytes: Annotated[int, Field(ge=0)]
-    chunks: FileChunks | None = None
-    """Transport `http`: of the safetensors file."""
+    chunks: FileChunks
+    """Of the safetensors file."""
     delta: WeightDelta | None = None
     """Transport `http`: what to pull instead, for who holds its base."""
     tensors: list[TensorEntry]

@@ -268,7 +268,8 @@ class LearnerConfig(ObjectiveConfig):
     keep_versions: Annotated[int, Field(ge=2)] = 2
     """Published weight versions kept there."""
     push_timeout_s: PositiveFloat = 120.0
-    """Longest a rollout server may take to load a version, in seconds."""
+    """Longest a rollout server may take to load a version, in seconds; and a second more for every
+    50 MB."""
     push_connect_timeout_s: PositiveFloat = 5.0
     """Longest to wait for a connection to a rollout server, in seconds."""
     first_server_timeout_s: PositiveFloat = 600.0

@@ -146,8 +146,9 @@ class RolloutConfig(ListenConfig):
     graphs, have limits of their own; a GPU's kernel that the start did not meet is compiled in a
     step, and counts."""
     weight_load_timeout_s: Annotated[float, Field(gt=0)] = 300.0
-    """Time one weight load may take, in seconds; beyond it the server gives up and exits. A pull
-    over HTTP that takes longer is tried again, and continues where it was."""
+    """Time one weight load may take, in seconds, and a second more for every 50 MB; beyond it the
+    server gives up and exits. A pull over HTTP that takes longer is tried again, and continues
+    where it was."""
     weights_dir: Path | None = None
     """With learner.transport = "http": weights are pulled into a folder in here, which needs room
     for two versions (a tmpfs such as /dev/shm takes memory). None: the system's folder for

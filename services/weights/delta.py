@@ -9,9 +9,8 @@ and with the bytes of equal significance side by side the zeros stand in long ro
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
+from agent_r1.weights.chunks import write_chunks
 from agent_r1.weights.layout import DTYPES
-from agent_r1_proto.weights import TensorEntry
+from agent_r1_proto.weights import FileChunks, TensorEntry, WeightManifest
 
 LEVEL = 3
 """Of zstd: higher ones take several times as long for a tenth less."""
@@ -55,8 +55,10 @@ def decode(base: npt.NDArray[np.uint8], frame: bytes, width: int) -> npt.NDArray
     return np.bitwise_xor(np.ascontiguousarray(planes.T).reshape(-1), base)
 
 
-def write_delta(base: Path, new: Path, tensors: Sequence[TensorEntry], target: Path) -> list[int]:
-    """Write the delta from one snapshot to another, and return the size of each tensor's frame.
+def write_delta(
+    base: Path, new: Path, tensors: Sequence[TensorEntry], target: Path
+) -> tuple[list[int], FileChunks]:
+    """Write the delta from one snapshot to another.
 
     Args:
         base: a safetensors file with the same tensors in the same order.
@@ -64,43 +66,53 @@ def write_delta(base: Path, new: Path, tensors: Sequence[TensorEntry], target: P
         tensors: of both files, in their order.
         target: is written.
 
+    Returns:
+        The size of each tensor's frame, and the chunks of the file.
+
     Raises:
         ValueError: the files do not hold the same tensors.
     """
     frames: list[int] = []
-    with base.open("rb") as old_file, new.open("rb") as new_file, target.open("wb") as out:
-        if _read_header(old_file) != _read_header(new_file):
-            raise ValueError(f"{base} and {new} do not hold the same tensors")
+
+    def encoded(old_file: BinaryIO, new_file: BinaryIO) -> Iterator[memoryview]:
         for entry in _stored(tensors):
             size, width = _size(entry)
-            old_bytes, new_bytes = _read(old_file, size), _read(new_file, size)
-            frames.append(out.write(encode(old_bytes, new_bytes, width)))
-    return frames
+            frame = encode(_read(old_file, size), _read(new_file, size), width)
+            frames.append(len(frame))
+            yield memoryview(frame)
+
+    with base.open("rb") as old_file, new.open("rb") as new_file:
+        if _read_header(old_file) != _read_header(new_file):
+            raise ValueError(f"{base} and {new} do not hold the same tensors")
+        chunks = write_chunks(target, encoded(old_file, new_file))
+    return frames, chunks
 
 
 def apply_delta(
-    base: Path, delta: Path, frames: Sequence[int], tensors: Sequence[TensorEntry], target: Path
+    base: Path, delta: Path, frames: Sequence[int], manifest: WeightManifest, target: Path
 ) -> None:
-    """Write the snapshot that a delta makes from its base; every tensor is verified.
+    """Write the snapshot that a delta makes from its base, and verify it.
 
     Args:
         base: a safetensors file.
         delta: what `write_delta` wrote for it.
         frames: sizes of its frames.
-        tensors: of the new snapshot.
+        manifest: of the new snapshot.
         target: is written, bit by bit as the learner wrote it.
 
     Raises:
-        ValueError: the delta does not make these tensors of this base.
+        ValueError: the delta does not make this snapshot of this base.
     """
-    with base.open("rb") as old_file, delta.open("rb") as changes, target.open("wb") as out:
-        out.write(_read_header(old_file))
-        for entry, frame_size in zip(_stored(tensors), frames, strict=True):
+
+    def decoded(old_file: BinaryIO, changes: BinaryIO) -> Iterator[memoryview]:
+        yield memoryview(_read_header(old_file))
+        for entry, frame_size in zip(_stored(manifest.tensors), frames, strict=True):
             size, width = _size(entry)
-            data = decode(_read(old_file, size), changes.read(frame_size), width)
-            if hashlib.sha256(data.data).hexdigest() != entry.sha256:
-                raise ValueError(f"the delta makes other bytes of {entry.name!r} than it should")
-            out.write(data.data)
+            yield decode(_read(old_file, size), changes.read(frame_size), width).data
+
+    with base.open("rb") as old_file, delta.open("rb") as changes:
+        if write_chunks(target, decoded(old_file, changes)) != manifest.chunks:
+            raise ValueError("the delta makes other bytes than its manifest says")
 
 
 def _stored(tensors: Sequence[TensorEntry]) -> list[TensorEntry]:

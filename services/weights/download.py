@@ -28,8 +28,6 @@ from agent_r1_proto.weights import FileChunks
 
 logger = logging.getLogger(__name__)
 
-CHUNK_BYTES = 4 * MIB
-"""Large enough for the speed of the network, small enough for 90 MB to have 20 of them."""
 PARALLEL = 4
 """Chunks on their way at a time."""
 CONNECT_TIMEOUT_S = 5.0
@@ -52,15 +50,6 @@ MAX_DAMAGED = 3
 
 class TransferError(ValueError):
     """A file cannot be had; the text says why and what to do."""
-
-
-def hash_chunks(path: Path) -> FileChunks:
-    """Return the checksums of a file's chunks."""
-    with path.open("rb") as file:
-        digests = [
-            hashlib.sha256(chunk).hexdigest() for chunk in iter(lambda: file.read(CHUNK_BYTES), b"")
-        ]
-    return FileChunks(size_bytes=CHUNK_BYTES, sha256=digests)
 
 
 class PartialFile:

@@ -62,6 +62,11 @@ class FileFetcher(Fetcher):
                 "must be a folder that this server sees under the same path"
             ) from exc
         manifest = parse_manifest(content, str(path), newest, self._run_id)
+        if manifest.transport != "file":
+            raise WeightsRefusedError(
+                f"the manifest {path} is for pulls over HTTP, and this server has "
+                'learner.transport = "file"; learner and rollout servers need the same'
+            )
         snapshot = self._real_path(manifest.location)
         return manifest.model_copy(update={"location": str(snapshot)})
 

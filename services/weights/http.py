@@ -1,9 +1,8 @@
 """Transport `http`: rollout servers pull versions from the learner, and from each other.
 
-The learner adds the checksums of the snapshot's chunks to the manifest, and a delta to the version
-before where that is configured, and serves the files. A server pulls them into a folder of its own,
-on tmpfs or a disk, and serves what it has to the others. Only the newest version is kept there.
-Nothing is shared but the network.
+The learner adds a delta to the version before where that is configured, and serves the files. A
+server pulls them into a folder of its own, on tmpfs or a disk, and serves what it has to the
+others. Only the newest version is kept there. Nothing is shared but the network.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ from agent_r1.weights.download import (
     Download,
     PartialFile,
     TransferError,
-    hash_chunks,
     pull_client,
     reserve,
 )
@@ -46,6 +44,7 @@ from agent_r1.weights.manifest import (
     WeightsRefusedError,
     manifest_location,
     parse_manifest,
+    time_limit_s,
 )
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.run_bundle import FILE_PATH
@@ -242,7 +241,6 @@ def describe_files(directory: Path, base: Path | None = None) -> WeightManifest:
         update={
             "transport": "http",
             "location": SNAPSHOT_FILE,
-            "chunks": hash_chunks(directory / SNAPSHOT_FILE),
             "delta": None if base is None else _make_delta(base, directory, manifest),
         }
     )
@@ -259,11 +257,12 @@ def _make_delta(base: Path, directory: Path, manifest: WeightManifest) -> Weight
     from agent_r1.weights.delta import write_delta
 
     path = directory / DELTA_FILE
-    frames = write_delta(base / SNAPSHOT_FILE, directory / SNAPSHOT_FILE, manifest.tensors, path)
+    files = base / SNAPSHOT_FILE, directory / SNAPSHOT_FILE
+    frames, chunks = write_delta(*files, manifest.tensors, path)
     return WeightDelta(
         base_version=_own_manifest(base).policy_version,
         size_bytes=path.stat().st_size,
-        chunks=hash_chunks(path),
+        chunks=chunks,
         frames=frames,
     )
 
@@ -296,7 +295,7 @@ class HttpFetcher(Fetcher):
         run_id: snapshots of another run are refused.
         server_id: name of this server.
         parent: the folder is made in here; None is the system's folder for temporary files.
-        timeout_s: longest one pull may take, in seconds.
+        timeout_s: longest one pull may take, in seconds, and a second more for every 50 MB.
         token: what learner and other servers ask for.
     """
 
@@ -344,14 +343,16 @@ class HttpFetcher(Fetcher):
         """See `Fetcher.fetch`; a pull that ended early is continued by the next one."""
         version = newest.policy_version
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._timeout_s) as limit:
                 manifest = await self._read_manifest(newest)
+                more_s = time_limit_s(0.0, manifest.size_bytes)
+                limit.reschedule((limit.when() or 0.0) + more_s)
                 if version != self._complete and not await self._pull_delta(newest, manifest):
                     await self._pull(newest, await asyncio.to_thread(self._open, manifest))
         except TimeoutError as exc:
             raise WeightsRefusedError(
-                f"weights of version {version} did not arrive within {self._timeout_s:g} s "
-                "(rollout.weight_load_timeout_s); the next attempt continues"
+                f"weights of version {version} did not arrive within {self._timeout_s:g} s and one "
+                "more for every 50 MB (rollout.weight_load_timeout_s); the next attempt continues"
             ) from exc
         except TransferError as exc:
             raise WeightsRefusedError(str(exc)) from exc
@@ -379,7 +380,7 @@ class HttpFetcher(Fetcher):
                 "learner runs and its learner.server can be reached from here"
             ) from exc
         manifest = parse_manifest(bytes(content), url, newest, self._run_id)
-        if manifest.location != SNAPSHOT_FILE or manifest.chunks is None:
+        if manifest.transport != "http" or manifest.location != SNAPSHOT_FILE:
             raise WeightsRefusedError(f"the manifest {url} is not one for pulls over HTTP")
         return manifest
 
@@ -388,7 +389,6 @@ class HttpFetcher(Fetcher):
         version = manifest.policy_version
         if self._partial is not None and self._partial[0] == version:
             return self._partial[1]
-        assert manifest.chunks is not None  # _read_manifest has checked it
         file = self._new_file(version, SNAPSHOT_FILE, manifest.size_bytes, manifest.chunks)
         self._partial = version, file
         return file
@@ -430,7 +430,7 @@ class HttpFetcher(Fetcher):
         target = self._path(manifest.policy_version)
         reserve(target, manifest.size_bytes, ROOM_REMEDY)
         base = self._path(delta.base_version)
-        apply_delta(base, path, delta.frames, manifest.tensors, target)
+        apply_delta(base, path, delta.frames, manifest, target)
         self.files.add(manifest.policy_version, SNAPSHOT_FILE, path=target)
 
     def _path(self, version: int) -> Path:

@@ -25,6 +25,20 @@ MAX_MANIFEST_BYTES = 64 * 2**20
 """A tensor takes about 200 bytes there; models have hundreds to tens of thousands."""
 
 
+SLOWEST_BYTES_PER_S = 50e6
+"""Weights that are slower to travel or to be read may be given up; half a network of 1 Gbit/s."""
+
+
+def time_limit_s(configured_s: float, size_bytes: int) -> float:
+    """Return the time that something with so many bytes of weights may take.
+
+    Args:
+        configured_s: limit for weights of no size.
+        size_bytes: of the weights.
+    """
+    return configured_s + size_bytes / SLOWEST_BYTES_PER_S
+
+
 class WeightsRefusedError(ValueError):
     """A version cannot be had, or does not fit the model; the weights in use stay in use."""
 

@@ -3,8 +3,8 @@
 learner engine --Weights--> `write_snapshot` --model.safetensors, manifest.json--> a transport -->
 `verify_snapshot` on rollout servers --> vllm/policy.py, before generation pauses
 
-The file is written tensor by tensor, so that a checksum of each is taken on the way and no second
-copy of the weights is held. Tied embeddings are stored once; the other name is an alias.
+Checksums are of chunks, taken while the file is written: no byte is read twice, and no second copy
+of the weights is held. Tied embeddings are stored once; the other name is an alias.
 
 `safetensors.torch.save_file` (0.8) is neither faster nor slower (316 MiB and their checksums take
 0.3 to 0.9 s either way), but its errors carry no errno, by which a full disk is told from others,
@@ -13,17 +13,15 @@ and its file is readable by its owner alone, whatever the umask; so the header i
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import stat
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agent_r1.runtime.files.writing import replace_directory, report_full_disk
+from agent_r1.weights.chunks import check_chunks, write_chunks
 from agent_r1.weights.layout import DTYPES, DtypeName, ModelLayout, open_safetensors
 from agent_r1.weights.manifest import WeightsRefusedError
 from agent_r1_proto.weights import (
@@ -40,7 +38,6 @@ if TYPE_CHECKING:  # `agent-r1 check` verifies no tensor, and does without torch
     import torch
 
 _HEADER_ALIGNMENT = 8
-_HASH_THREADS = 4
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,7 @@ def write_snapshot(
         report_full_disk(f"weight version {policy_version}", directory, size, remedy),
         replace_directory(directory) as staging,
     ):
-        entries = write_safetensors(staging / SNAPSHOT_FILE, weights)
+        chunks = write_chunks(staging / SNAPSHOT_FILE, safetensors_bytes(weights))
         manifest = WeightManifest(
             run_id=run_id,
             policy_version=policy_version,
@@ -91,34 +88,43 @@ def write_snapshot(
             adapter=adapter,
             location=str((directory / SNAPSHOT_FILE).absolute()),
             size_bytes=(staging / SNAPSHOT_FILE).stat().st_size,
-            tensors=entries,
+            chunks=chunks,
+            tensors=describe_tensors(weights),
         )
         (staging / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
     return manifest
 
 
-def write_safetensors(path: Path, weights: Weights) -> list[TensorEntry]:
-    """Write one safetensors file, aliases left out, and describe every tensor, aliases included.
+def describe_tensors(weights: Weights) -> list[TensorEntry]:
+    """Return an entry of a manifest for every tensor, aliases included.
 
     Raises:
         ValueError: a tensor has a dtype other than float32, bfloat16 and float16.
     """
-    header = safetensors_header(weights.tensors)
-    entries: dict[str, TensorEntry] = {}
-    with path.open("wb") as file:
-        file.write(header)
-        for name, tensor in weights.tensors.items():
-            data = raw_bytes(tensor)
-            file.write(data.data)
-            entries[name] = TensorEntry(
-                name=name,
-                shape=list(tensor.shape),
-                dtype=_dtype_name(name, tensor),
-                sha256=hashlib.sha256(data.data).hexdigest(),
-            )
+    entries = {
+        name: TensorEntry(name=name, shape=list(tensor.shape), dtype=_dtype_name(name, tensor))
+        for name, tensor in weights.tensors.items()
+    }
     for alias, name in weights.aliases.items():
         entries[alias] = entries[name].model_copy(update={"name": alias, "alias_of": name})
     return list(entries.values())
+
+
+def write_safetensors(path: Path, weights: Weights) -> None:
+    """Write one safetensors file, aliases left out.
+
+    Raises:
+        ValueError: a tensor has a dtype other than float32, bfloat16 and float16.
+    """
+    with path.open("wb") as file:
+        file.writelines(safetensors_bytes(weights))
+
+
+def safetensors_bytes(weights: Weights) -> Iterator[memoryview]:
+    """Yield the bytes of a safetensors file, without copies of tensors that are contiguous."""
+    yield memoryview(safetensors_header(weights.tensors))
+    for tensor in weights.tensors.values():
+        yield raw_bytes(tensor).data
 
 
 def safetensors_header(
@@ -163,9 +169,10 @@ def raw_bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
 
 
 def verify_snapshot(manifest: WeightManifest, layout: ModelLayout, dtype: str) -> Path:
-    """Check every tensor of a snapshot against its manifest and the model.
+    """Check a snapshot against its manifest and the model.
 
-    Hashes the whole file, so that it is also in the page cache afterwards.
+    A file in a shared folder is read and hashed, so that it is also in the page cache afterwards.
+    Of one that came over HTTP, each chunk was verified when it came.
 
     Args:
         manifest: what the learner says it wrote; `size_bytes` is the size of the file.
@@ -182,7 +189,9 @@ def verify_snapshot(manifest: WeightManifest, layout: ModelLayout, dtype: str) -
     try:
         _check_names(manifest, layout, dtype)
         _check_size(path, manifest.size_bytes)
-        _check_tensors(path, [entry for entry in manifest.tensors if entry.alias_of is None])
+        _check_header(path, [entry for entry in manifest.tensors if entry.alias_of is None])
+        if manifest.transport == "file":
+            check_chunks(path, manifest.chunks)
     except OSError as exc:
         raise WeightsRefusedError(
             f"weights of version {manifest.policy_version}: {path} cannot be read "
@@ -233,27 +242,18 @@ def _check_size(path: Path, size_bytes: int) -> None:
         raise ValueError(f"{path} has {status.st_size} bytes; its manifest says {size_bytes}")
 
 
-def _check_tensors(path: Path, entries: Sequence[TensorEntry]) -> None:
-    file = open_safetensors(path, "pt")
+def _check_header(path: Path, entries: Sequence[TensorEntry]) -> None:
+    file = open_safetensors(path, "np")
     stored, named = set(file.offset_keys()), {entry.name for entry in entries}
     if extra := stored - named:
         raise ValueError(f"{path} holds {min(extra)!r}, which its manifest does not name")
     if lacking := named - stored:
         raise ValueError(f"{path} lacks the tensor {min(lacking)!r}")
-    with ThreadPoolExecutor(min(_HASH_THREADS, os.cpu_count() or 1)) as pool:
-        list(pool.map(lambda entry: _check_tensor(path, file, entry), entries))
-
-
-def _check_tensor(path: Path, file: Any, entry: TensorEntry) -> None:
-    stored = file.get_slice(entry.name)
-    dtype, shape = stored.get_dtype(), stored.get_shape()
-    if dtype != DTYPES[entry.dtype][0] or shape != entry.shape:
-        raise ValueError(
-            f"{path} holds {entry.name!r} as {dtype} {shape}; its manifest says "
-            f"{entry.dtype} {entry.shape}"
-        )
-    data = raw_bytes(file.get_tensor(entry.name))
-    if hashlib.sha256(data.data).hexdigest() != entry.sha256:
-        raise ValueError(
-            f"{path}: the bytes of {entry.name!r} have another sha256 than its manifest says"
-        )
+    for entry in entries:
+        found = file.get_slice(entry.name)
+        dtype, shape = found.get_dtype(), found.get_shape()
+        if dtype != DTYPES[entry.dtype][0] or shape != entry.shape:
+            raise ValueError(
+                f"{path} holds {entry.name!r} as {dtype} {shape}; its manifest says "
+                f"{entry.dtype} {entry.shape}"
+            )

@@ -53,6 +53,7 @@ from agent_r1_proto.weights import (
     WeightManifest,
 )
 from tests.support.builders import trajectory
+from tests.support.snapshot_files import chunks_of
 
 GROUP_TOKEN = 1_000_000
 SAMPLE_TOKEN = 2_000_000
@@ -151,6 +152,7 @@ class FakeEngine:
             policy_version=policy_version,
             location=str(weights),
             size_bytes=1,
+            chunks=chunks_of(weights.read_bytes()),
             tensors=[],
         )
         (directory / "manifest.json").write_text(manifest.model_dump_json())

@@ -25,6 +25,7 @@ from agent_r1_proto.trajectory import Trajectory
 from agent_r1_proto.weights import NewestVersion, TransportName, WeightManifest
 from tests.support.builders import rollout_task
 from tests.support.fakes import FakePolicy, FakeToolServer, build_tokenizer, call_text
+from tests.support.snapshot_files import chunks_of
 
 WAIT_S = 60.0
 POLL_S = 0.005
@@ -150,6 +151,7 @@ class Bench:
             policy_version=version,
             location=str(self.folder / "model.safetensors"),
             size_bytes=0,
+            chunks=chunks_of(b""),
             tensors=[],
         )
         path.write_text(manifest.model_dump_json())

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agent_r1_proto.weights import TensorEntry, WeightManifest
+from agent_r1.weights import chunks
+from agent_r1_proto.weights import FileChunks, TensorEntry, WeightManifest
 
 if TYPE_CHECKING:
     import torch
@@ -100,12 +101,7 @@ def write_snapshot(
     path = folder / "model.safetensors"
     _write_safetensors(path, stored)
     entries = {
-        name: TensorEntry(
-            name=name,
-            shape=list(raw["shape"]),
-            dtype=raw["dtype"],
-            sha256=hashlib.sha256(raw["data"]).hexdigest(),
-        )
+        name: TensorEntry(name=name, shape=list(raw["shape"]), dtype=raw["dtype"])
         for name, raw in stored.items()
     }
     for alias, name in ({LM_HEAD: EMBEDDING} if aliases is None else aliases).items():
@@ -115,10 +111,18 @@ def write_snapshot(
         policy_version=policy_version,
         location=str(path),
         size_bytes=path.stat().st_size,
+        chunks=chunks_of(path.read_bytes(), chunks.CHUNK_BYTES),
         tensors=list(entries.values()),
     )
     (folder / "manifest.json").write_text(manifest.model_dump_json(), encoding="utf-8")
     return manifest
+
+
+def chunks_of(content: bytes, size_bytes: int = 4 * 2**20) -> FileChunks:
+    """Describe the chunks of a file."""
+    starts = range(0, len(content), size_bytes)
+    digests = [hashlib.sha256(content[start : start + size_bytes]).hexdigest() for start in starts]
+    return FileChunks(size_bytes=size_bytes, sha256=digests)
 
 
 def _write_safetensors(path: Path, stored: dict[str, dict[str, Any]]) -> None:

@@ -44,7 +44,7 @@ from agent_r1.runtime.files.disk_space import readable_size, require_room
 from agent_r1.runtime.http.token import find_token
 from agent_r1.weights.file import FileTransport
 from agent_r1.weights.http import HttpTransport
-from agent_r1.weights.manifest import Published, Transport
+from agent_r1.weights.manifest import Published, Transport, time_limit_s
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.weights import (
     CanaryReply,
@@ -377,7 +377,8 @@ class WeightPublisher:
         assert location is not None
         version = report.policy_version
         request = LoadRequest(manifest_location=location, policy_version=version)
-        reply = await self._servers.post(server, "/weights/load", request, LoadReply)
+        limit_s = time_limit_s(self._config.push_timeout_s, report.size_bytes)
+        reply = await self._servers.post(server, "/weights/load", request, LoadReply, limit_s)
         if reply.policy_version < version:
             raise ServerError(
                 f"server {server.server_id} stayed at policy version {reply.policy_version}",
@@ -423,8 +424,11 @@ class WeightPublisher:
     ) -> CanaryReading | None:
         request = canary_request(prompts)
         reading: CanaryReading | None = None
+        limit_s = self._config.push_timeout_s
         try:
-            reply = await self._servers.post(server, "/weights/canary", request, CanaryReply)
+            reply = await self._servers.post(
+                server, "/weights/canary", request, CanaryReply, limit_s
+            )
             if reply.policy_version != version:
                 return None  # the server has moved on to newer weights
             reading = compare(prompts, reply.logprobs)

@@ -19,7 +19,7 @@ from agent_r1.runtime.files.run_folder import BUNDLE_FILE
 from agent_r1.runtime.files.writing import hash_file
 from agent_r1.runtime.fingerprint import package_hash, software_version
 from agent_r1.runtime.memory import MIB
-from agent_r1.weights.download import hash_chunks
+from agent_r1.weights.chunks import hash_chunks
 from agent_r1.weights.manifest import Transport
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.run_bundle import (

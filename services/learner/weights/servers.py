@@ -31,10 +31,9 @@ class ServerClient:
     """Sends requests to rollout servers; use as `async with`."""
 
     def __init__(self, config: LearnerConfig, token: RunToken | None) -> None:
-        self._timeout_s = config.push_timeout_s
         self._client = httpx.AsyncClient(
             transport=AiohttpTransport(),
-            timeout=httpx.Timeout(config.push_timeout_s, connect=config.push_connect_timeout_s),
+            timeout=httpx.Timeout(None, connect=config.push_connect_timeout_s),
             headers=token_headers(token),
         )
 
@@ -47,19 +46,23 @@ class ServerClient:
         await self._client.aclose()
 
     async def post(
-        self, server: RolloutServer, path: str, body: StrictMessage, reply_type: type[R]
+        self,
+        server: RolloutServer,
+        path: str,
+        body: StrictMessage,
+        reply_type: type[R],
+        limit_s: float,
     ) -> R:
-        """POST a message and return the answer.
+        """POST a message and return the answer, which may take so many seconds.
 
         Raises:
             ServerError: the server was not reached in time, or refused.
         """
         where = f"server {server.server_id} at {server.url}{path}"
         try:
-            # httpx bounds each read; this bounds the whole request.
             response = await asyncio.wait_for(
                 self._client.post(server.url.rstrip("/") + path, json=body.model_dump()),
-                self._timeout_s,
+                limit_s,
             )
         except (httpx.HTTPError, TimeoutError) as exc:
             raise ServerError(f"{where}: {type(exc).__name__} {exc}") from exc

@@ -39,7 +39,7 @@ from agent_r1.rollout.vllm.settings import (
     read_model,
 )
 from agent_r1.text.tokens import EngineDeadError, Generation, PolicyError
-from agent_r1.weights.manifest import WeightsRefusedError
+from agent_r1.weights.manifest import WeightsRefusedError, time_limit_s
 from agent_r1.weights.snapshot import verify_snapshot
 from agent_r1_proto.trajectory import VersionSpan
 from agent_r1_proto.weights import WeightManifest
@@ -70,6 +70,8 @@ class VllmPolicy(Policy):
         self._num_probes = 0
         self._death: str | None = "the sampler has not been started"
         self._load_lock = asyncio.Lock()
+        self._limit_s = settings.rollout.weight_load_timeout_s
+        """Of each phase of the load that goes on."""
         self._loads: set[asyncio.Task[LoadTiming]] = set()
         self.is_loading = False
         self.engine: Any = None
@@ -217,6 +219,7 @@ class VllmPolicy(Policy):
     async def _load_next(self, manifest: WeightManifest) -> LoadTiming:
         async with self._load_lock, self._engine_errors():
             started = time.perf_counter()
+            self._limit_s = self._load_limit_s(manifest.size_bytes)
             path = await self._verify(manifest)
             await self._stage(manifest.policy_version, [path])
             fetch_s = time.perf_counter() - started
@@ -235,16 +238,15 @@ class VllmPolicy(Policy):
         return LoadTiming(fetch_s=fetch_s, pause_s=pause_s)
 
     async def _verify(self, manifest: WeightManifest) -> Path:
-        limit_s = self._settings.rollout.weight_load_timeout_s
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(self._limit_s):
                 return await asyncio.to_thread(
                     verify_snapshot, manifest, self._model().versions, self._settings.model.dtype
                 )
         except TimeoutError as exc:
             raise WeightsRefusedError(
                 f"weights of version {manifest.policy_version} were not read and verified within "
-                f"{limit_s:g} s (rollout.weight_load_timeout_s); see whether the disk of "
+                f"{self._limit_s:g} s (rollout.weight_load_timeout_s); see whether the disk of "
                 "learner.weights_dir answers"
             ) from exc
 
@@ -294,18 +296,21 @@ class VllmPolicy(Policy):
     async def _load_first_weights(self) -> None:
         """Load what of version 0 a new engine does not have."""
         if files := self._held().first_files():
+            self._limit_s = self._load_limit_s(sum(file.stat().st_size for file in files))
             async with self._engine_errors():
                 await self._stage(0, files)
                 await self._swap_weights(0)
 
+    def _load_limit_s(self, size_bytes: int) -> float:
+        return time_limit_s(self._settings.rollout.weight_load_timeout_s, size_bytes)
+
     async def _stage(self, policy_version: int, files: Sequence[Path]) -> None:
-        limit_s = self._settings.rollout.weight_load_timeout_s
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(self._limit_s):
                 await self._held().stage(self.engine, policy_version, files)
         except TimeoutError as exc:
             reason = (
-                f"the engine did not open new weights within {limit_s:g} s "
+                f"the engine did not open new weights within {self._limit_s:g} s "
                 "(rollout.weight_load_timeout_s) and was killed"
             )
             self.kill(reason)
@@ -320,7 +325,7 @@ class VllmPolicy(Policy):
         engine = self.engine
         started = time.perf_counter()
         try:
-            async with asyncio.timeout(self._settings.rollout.weight_load_timeout_s):
+            async with asyncio.timeout(self._limit_s):
                 # AsyncLLM.pause_generation does the same, and then sleeps for 20 ms.
                 await engine.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
                 if self._in_flight and self._started.sends_whole_answers:

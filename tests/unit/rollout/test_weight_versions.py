@@ -13,6 +13,7 @@ from agent_r1.weights.file import FileFetcher
 from agent_r1.weights.manifest import WeightsRefusedError
 from agent_r1_proto.weights import LoadRequest, NewestVersion, WeightManifest
 from tests.support.fakes import FakePolicy
+from tests.support.snapshot_files import chunks_of
 
 WAIT_S = 20.0
 
@@ -36,6 +37,7 @@ class Published:
             policy_version=version,
             location=str(self.folder / "model.safetensors"),
             size_bytes=0,
+            chunks=chunks_of(b""),
             tensors=[],
         )
         path.write_text(manifest.model_dump_json())

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1.weights.delta import apply_delta, decode, encode, write_delta
-from tests.support.snapshot_files import flip_byte, write_snapshot
+from tests.support.snapshot_files import chunks_of, flip_byte, write_snapshot
 
 # Sign and exponent of a float32: 0x7F80 and 0xFF80 begin the infinities, what lies above them NaNs.
 SPECIAL = [0x00000000, 0x80000000, 0x7FC00001, 0xFFC12345, 0x7F800001, 0x7F800000, 0x00000001]
@@ -66,9 +66,10 @@ def test_a_snapshot_is_made_of_its_base_bit_by_bit(
     base = write_snapshot(tmp_path / "v1", tensors(0), 1, {"head": "embedding"})
     new = write_snapshot(tmp_path / "v2", tensors(1), 2, {"head": "embedding"})
     delta, made = tmp_path / "delta", tmp_path / "made"
-    frames = write_delta(Path(base.location), Path(new.location), new.tensors, delta)
+    frames, chunks = write_delta(Path(base.location), Path(new.location), new.tensors, delta)
     assert sum(frames) == delta.stat().st_size
-    apply_delta(Path(base.location), delta, frames, new.tensors, made)
+    assert chunks == chunks_of(delta.read_bytes())
+    apply_delta(Path(base.location), delta, frames, new, made)
     assert made.read_bytes() == Path(new.location).read_bytes()
 
 
@@ -77,12 +78,12 @@ def test_another_base_or_a_damaged_delta_is_noticed(tmp_path: Path):
     new = write_snapshot(tmp_path / "v2", tensors(1), 2, {})
     other = write_snapshot(tmp_path / "v3", tensors(3), 3, {})
     delta, made = tmp_path / "delta", tmp_path / "made"
-    frames = write_delta(Path(base.location), Path(new.location), new.tensors, delta)
-    with pytest.raises(ValueError, match="other bytes of 'embedding'"):
-        apply_delta(Path(other.location), delta, frames, new.tensors, made)
+    frames, _ = write_delta(Path(base.location), Path(new.location), new.tensors, delta)
+    with pytest.raises(ValueError, match="makes other bytes"):
+        apply_delta(Path(other.location), delta, frames, new, made)
     flip_byte(delta, delta.stat().st_size)
     with pytest.raises(ValueError, match="cannot be decompressed"):
-        apply_delta(Path(base.location), delta, frames, new.tensors, made)
+        apply_delta(Path(base.location), delta, frames, new, made)
 
 
 def test_files_with_other_tensors_have_no_delta(tmp_path: Path):

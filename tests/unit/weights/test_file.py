@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agent_r1.weights.file import FileFetcher
-from agent_r1.weights.manifest import WeightsRefusedError
+from agent_r1.weights.manifest import WeightsRefusedError, time_limit_s
 from agent_r1_proto.weights import NewestVersion, WeightManifest
 from tests.support.snapshot_files import EMBEDDING, write_snapshot
 
@@ -55,3 +55,16 @@ def test_the_weights_folder_may_itself_be_reached_by_a_link(tmp_path: Path):
     (tmp_path / "weights").symlink_to(tmp_path / "disk")
     found = read(tmp_path / "weights" / "manifest.json", 3, tmp_path / "weights")
     assert found == manifest
+
+
+def test_a_manifest_for_pulls_is_refused_because_nobody_would_verify_its_bytes(tmp_path: Path):
+    pulled = write_snapshot(tmp_path, tensors(), 3).model_copy(update={"transport": "http"})
+    (tmp_path / "manifest.json").write_text(pulled.model_dump_json())
+    with pytest.raises(WeightsRefusedError, match="is for pulls over HTTP"):
+        read(tmp_path / "manifest.json", 3)
+
+
+def test_limits_grow_with_the_bytes():
+    # 6.2 GB at 50 MB/s
+    assert time_limit_s(120.0, 6_200_000_000) == pytest.approx(120.0 + 124.0)
+    assert time_limit_s(120.0, 0) == 120.0

@@ -56,7 +56,9 @@ def test_an_intact_snapshot_is_accepted_with_and_without_the_tied_alias(tmp_path
 def test_a_flipped_byte_is_refused_by_its_checksum(tmp_path: Path):
     manifest = write_snapshot(tmp_path, tensors(), 3)
     flip_byte(Path(manifest.location))
-    with pytest.raises(WeightsRefusedError, match=rf"version 3: .*{NORM}.* another sha256"):
+    with pytest.raises(
+        WeightsRefusedError, match=r"version 3: .* bytes from 0 have another sha256"
+    ):
         verify_snapshot(manifest, layout(), "float32")
 
 
@@ -64,7 +66,7 @@ def test_data_of_older_weights_under_a_newer_manifest_is_refused(tmp_path: Path)
     older = write_snapshot(tmp_path / "v1", tensors(), 1)
     newer = write_snapshot(tmp_path / "v2", {**tensors(), NORM: np.zeros(3, np.float32)}, 2)
     stale = newer.model_copy(update={"location": older.location})
-    with pytest.raises(WeightsRefusedError, match=f"{NORM}.* another sha256"):
+    with pytest.raises(WeightsRefusedError, match="another sha256"):
         verify_snapshot(stale, layout(), "float32")
 
 
