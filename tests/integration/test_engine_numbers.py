@@ -141,8 +141,8 @@ def test_offloading_changes_no_step(
     np.testing.assert_allclose(metrics[1], metrics[0], rtol=1e-4, atol=1e-7)
     # The norm is summed in another order, which may round a weight to its neighbour: 2^-7 of it.
     rtol = 1e-5 if dtype == "float32" else 2**-7
-    # Adam divides by the gradient's own size: where that is no more than rounding, a part of the step
-    # (0.001) is rounding too.
+    # Adam divides by the gradient's own size: where that is no more than rounding, a part of the
+    # step (0.001) is rounding too.
     for name, expected in weights[0].items():
         found = weights[1][name]
         rounded = ~torch.isclose(found, expected, rtol=rtol, atol=1e-6)

@@ -72,6 +72,28 @@ def test_embedding_and_head_get_the_same_new_values_in_place(tmp_path: Path, tie
     assert (model.lm_head.weight is model.embed.weight) == tied
 
 
+def test_for_a_gpu_all_is_read_into_pinned_memory_before_the_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from agent_r1.rollout.vllm.weight_transfer import FileInitInfo, FileWeightTransferEngine
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor * 10)  # needs a GPU
+    save_file({"embed.weight": torch.ones(4, 2)}, tmp_path / "weights.safetensors")
+    vllm_config: Any = SimpleNamespace(parallel_config=None, model_config=None)
+    engine = FileWeightTransferEngine(
+        cast("Any", None), vllm_config, torch.device("cuda"), Model(tied=True)
+    )
+    engine.init_transfer_engine(FileInitInfo([str(tmp_path / "weights.safetensors")], ALIASES))
+    (tmp_path / "weights.safetensors").unlink()
+    found = dict(engine._tensors({"lm_head.weight"}))
+    assert {name: float(tensor.mean()) for name, tensor in found.items()} == {
+        "embed.weight": 10.0,
+        "lm_head.weight": 10.0,
+    }
+    engine.shutdown()
+    assert not engine._pinned
+
+
 def test_a_model_without_a_head_of_its_own_takes_no_alias(tmp_path: Path):
     model = Headless()
     new = {"embed.weight": torch.ones(4, 2), "layer.weight": torch.eye(2)}

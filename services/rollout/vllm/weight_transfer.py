@@ -55,7 +55,8 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
     """Fills the model of one worker from safetensors files on a disk it can see.
 
     Every update is announced by `init_transfer_engine`, which maps the files: from then on the
-    update no longer depends on their names, so a publisher may remove them.
+    update no longer depends on their names, so a publisher may remove them. For a GPU, it also
+    reads them into pinned memory, which torch keeps for the next version.
     """
 
     init_info_cls = FileInitInfo
@@ -77,6 +78,8 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
             torch.cpu._init_amx()
         self._open_files = ExitStack()
         self._file_of: dict[str, Any] = {}
+        self._pinned: dict[str, torch.Tensor] = {}
+        """For a GPU: all tensors, where it reads them by itself."""
         self._aliases: dict[str, str] = {}
 
     def init_transfer_engine(self, init_info: FileInitInfo) -> None:
@@ -99,6 +102,11 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
             if name not in self._file_of:
                 self.shutdown()
                 raise ValueError(f"{alias!r} is an alias of {name!r}, which no weight file holds")
+        if self.device.type != "cpu":  # now, while generation continues, and not in the pause
+            self._pinned = {name: self._tensor(name).pin_memory() for name in self._file_of}
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        return self._pinned[name] if self._pinned else self._file_of[name].get_tensor(name)
 
     def start_weight_update(self) -> None:
         """Put back the parameters as a checkpoint fills them, before any packing."""
@@ -128,12 +136,11 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
             )
 
     def _tensors(self, wanted: Set[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, opened in self._file_of.items():
-            yield name, opened.get_tensor(name)
+        for name in self._file_of:
+            yield name, self._tensor(name)
         # Also of an lm_head that is the embedding: while weights are loaded, the two are apart.
         for alias in self._aliases.keys() & wanted:
-            name = self._aliases[alias]
-            yield alias, self._file_of[name].get_tensor(name)
+            yield alias, self._tensor(self._aliases[alias])
 
     def finish_weight_update(self) -> None:
         """Pack the new parameters as the kernels want them, and let the files go."""
@@ -144,6 +151,7 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
         """Let the files go."""
         self._open_files.close()
         self._file_of = {}
+        self._pinned = {}
         self._aliases = {}
 
 
