@@ -19,8 +19,9 @@ from agent_r1_proto.policies import DEFAULT_POLICY, PolicyName
 SNAPSHOT_FILE = "model.safetensors"
 MANIFEST_FILE = "manifest.json"
 DELTA_FILE = "delta.zst"
-TransportName = Literal["file", "http"]
-"""How the bytes of a version travel: through a folder that all see, or over HTTP."""
+TransportName = Literal["file", "http", "collective"]
+"""How the bytes of a version travel: through a folder that all see, over HTTP, or from the memory
+of the learner into that of all servers at once."""
 
 
 def _is_empty(value: list[int]) -> bool:
@@ -83,10 +84,10 @@ class WeightManifest(StrictMessage):
     transport: TransportName = "file"
     location: str
     """Transport `file`: absolute path of the safetensors file. `http`: its name, which takes the
-    place of the manifest's in the manifest's URL."""
+    place of the manifest's in the manifest's URL. `collective`: of the learner's store."""
     size_bytes: Annotated[int, Field(ge=0)]
-    chunks: FileChunks
-    """Of the safetensors file."""
+    chunks: FileChunks | None = None
+    """Of the safetensors file; None with the transport `collective`, which has no file."""
     delta: WeightDelta | None = None
     """Transport `http`: what to pull instead, for who holds its base."""
     tensors: list[TensorEntry]
@@ -95,7 +96,22 @@ class WeightManifest(StrictMessage):
     def _check_kind(self) -> Self:
         if (self.kind == "adapter") != (self.adapter is not None):
             raise ValueError(f"a manifest of the kind {self.kind!r} has adapter = {self.adapter}")
+        if (self.transport == "collective") != (self.chunks is None):
+            raise ValueError(f"a manifest of the transport {self.transport!r} lacks its chunks")
         return self
+
+
+class Invitation(StrictMessage):
+    """Where servers meet the learner, which then sends them a version."""
+
+    host: str
+    port: Annotated[int, Field(gt=0, le=65535)]
+    group: str
+    """Name of the process group; no other has it."""
+    size_bytes: Annotated[int, Field(gt=0)]
+    """Of the safetensors file that is sent."""
+    bucket_bytes: Annotated[int, Field(gt=0)]
+    """Of every piece but the last, which has the rest."""
 
 
 class LoadRequest(StrictMessage):
@@ -105,6 +121,8 @@ class LoadRequest(StrictMessage):
     """Transport `file`: absolute path of the manifest; `http`: its URL."""
     policy: PolicyName = DEFAULT_POLICY
     policy_version: Annotated[int, Field(ge=0)]
+    invitation: Annotated[Invitation | None, Field(exclude_if=lambda value: value is None)] = None
+    """Transport `collective`: how to get it."""
 
 
 class LoadReply(StrictMessage):

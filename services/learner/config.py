@@ -254,10 +254,14 @@ class LearnerConfig(ObjectiveConfig):
 
     transport: TransportName = "file"
     """How weights reach the rollout servers. `file`: through `weights_dir`, a folder that all see
-    under the same path. `http`: servers pull them from the learner, and from each other."""
+    under the same path. `http`: servers pull them from the learner, and from each other.
+    `collective`: the learner sends them from its memory to all servers at once."""
     server: ListenConfig = ListenConfig()
     """Where the learner listens: for `GET /metrics`, for services that join the run, and with
     transport = "http" for pulls of weights."""
+    collective_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """With transport = "collective": where servers meet the learner, on the address of `server`; 0
+    takes a free port. The transfer itself takes free ports, and none of them asks who comes."""
     push: Literal["dense", "delta"] = "dense"
     """What servers pull with transport = "http". `delta`: those that hold the version before pull
     what has changed since, without loss; in bfloat16 that is a small part."""

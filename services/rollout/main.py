@@ -46,6 +46,7 @@ from agent_r1.text.chat_template import load_tokenizer
 from agent_r1.text.template_checks import ANY_TOOL, check_call_format
 from agent_r1.text.tokens import EngineDeadError, Sampler
 from agent_r1.text.tool_formats import NO_CALLS, load_tool_format
+from agent_r1.weights.collective import CollectiveFetcher
 from agent_r1.weights.file import FileFetcher
 from agent_r1.weights.http import HttpFetcher, require_room_for_versions
 from agent_r1.weights.manifest import Fetcher
@@ -105,7 +106,7 @@ async def _serve_with_vllm(settings: RolloutSettings) -> None:
     prepare_environment(engine)
     with quick_imports():
         facts = await asyncio.to_thread(read_model, engine)
-        if settings.transport == "http":
+        if settings.transport != "file":
             require_room_for_versions(rollout.weights_dir, facts.versions.num_values, model.dtype)
         if rollout.tensor_parallel_size > 1:
             require_shared_memory(f"{rollout.tensor_parallel_size} tensor-parallel processes")
@@ -289,12 +290,15 @@ def _metrics(
 def _fetcher(settings: RolloutSettings, registry: Registry, server_id: str) -> Fetcher:
     if settings.transport == "file":
         return FileFetcher(settings.weights_dir, settings.run.id)
+    parent, timeout_s = settings.rollout.weights_dir, settings.rollout.weight_load_timeout_s
+    if settings.transport == "collective":
+        return CollectiveFetcher(settings.run.id, server_id, parent, timeout_s)
     return HttpFetcher(
         registry,
         run_id=settings.run.id,
         server_id=server_id,
-        parent=settings.rollout.weights_dir,
-        timeout_s=settings.rollout.weight_load_timeout_s,
+        parent=parent,
+        timeout_s=timeout_s,
         token=find_token(settings.run),
     )
 

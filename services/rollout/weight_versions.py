@@ -106,6 +106,7 @@ class WeightVersions:
         """
         await asyncio.to_thread(self.fetcher.check_location, request.manifest_location)
         async with self._lock:
+            self.fetcher.accept(request.invitation)
             # Read under the lock: what is held now was published before.
             newest = await self.newest()
             self._check_published(request.policy_version, newest)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from agent_r1_proto.weights import NewestVersion, WeightManifest
+from agent_r1_proto.weights import Invitation, NewestVersion, WeightManifest
 
 if TYPE_CHECKING:  # learner ranks import this module through snapshot.py, and serve nothing
     from fastapi import FastAPI
@@ -104,6 +104,9 @@ class Fetcher(AbstractAsyncContextManager["Fetcher"]):
         Raises:
             WeightsRefusedError: it is not.
         """
+
+    def accept(self, invitation: Invitation | None) -> None:
+        """Take an invitation for the next fetch, where the learner sends what it publishes."""
 
     @abstractmethod
     async def fetch(self, newest: NewestVersion) -> WeightManifest:

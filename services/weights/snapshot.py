@@ -28,6 +28,7 @@ from agent_r1_proto.weights import (
     MANIFEST_FILE,
     SNAPSHOT_FILE,
     AdapterHeader,
+    FileChunks,
     TensorEntry,
     WeightManifest,
 )
@@ -81,26 +82,51 @@ def write_snapshot(
         replace_directory(directory) as staging,
     ):
         chunks = write_chunks(staging / SNAPSHOT_FILE, safetensors_bytes(weights))
-        manifest = WeightManifest(
-            run_id=run_id,
-            policy_version=policy_version,
-            kind="dense" if adapter is None else "adapter",
-            adapter=adapter,
-            location=str((directory / SNAPSHOT_FILE).absolute()),
-            size_bytes=(staging / SNAPSHOT_FILE).stat().st_size,
-            chunks=chunks,
-            tensors=describe_tensors(weights),
+        location = str((directory / SNAPSHOT_FILE).absolute())
+        manifest = describe(
+            run_id, policy_version, weights, location, adapter=adapter, chunks=chunks
         )
         (staging / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
     return manifest
 
 
-def describe_tensors(weights: Weights) -> list[TensorEntry]:
-    """Return an entry of a manifest for every tensor, aliases included.
+def describe(
+    run_id: str,
+    policy_version: int,
+    weights: Weights,
+    location: str,
+    *,
+    adapter: AdapterHeader | None = None,
+    chunks: FileChunks | None = None,
+) -> WeightManifest:
+    """Return the manifest of a version.
+
+    Args:
+        run_id: the run it belongs to.
+        policy_version: its number.
+        weights: all weights of the model, or the matrices of its adapter.
+        location: of its file, or of who sends it.
+        adapter: how the matrices of an adapter change the model.
+        chunks: of its file; None where there is none, and the version is sent from memory.
 
     Raises:
         ValueError: a tensor has a dtype other than float32, bfloat16 and float16.
     """
+    header = safetensors_header(weights.tensors)
+    return WeightManifest(
+        run_id=run_id,
+        policy_version=policy_version,
+        kind="dense" if adapter is None else "adapter",
+        adapter=adapter,
+        transport="file" if chunks else "collective",
+        location=location,
+        size_bytes=len(header) + weights.size_bytes,
+        chunks=chunks,
+        tensors=_describe_tensors(weights),
+    )
+
+
+def _describe_tensors(weights: Weights) -> list[TensorEntry]:
     entries = {
         name: TensorEntry(name=name, shape=list(tensor.shape), dtype=_dtype_name(name, tensor))
         for name, tensor in weights.tensors.items()
@@ -172,7 +198,7 @@ def verify_snapshot(manifest: WeightManifest, layout: ModelLayout, dtype: str) -
     """Check a snapshot against its manifest and the model.
 
     A file in a shared folder is read and hashed, so that it is also in the page cache afterwards.
-    Of one that came over HTTP, each chunk was verified when it came.
+    What came over the network was verified when it came.
 
     Args:
         manifest: what the learner says it wrote; `size_bytes` is the size of the file.
@@ -190,7 +216,7 @@ def verify_snapshot(manifest: WeightManifest, layout: ModelLayout, dtype: str) -
         _check_names(manifest, layout, dtype)
         _check_size(path, manifest.size_bytes)
         _check_header(path, [entry for entry in manifest.tensors if entry.alias_of is None])
-        if manifest.transport == "file":
+        if manifest.transport == "file" and manifest.chunks is not None:
             check_chunks(path, manifest.chunks)
     except OSError as exc:
         raise WeightsRefusedError(

@@ -16,10 +16,10 @@ from agent_r1.evaluation.answer_file import Facts, write_json
 from agent_r1.evaluation.config import SEARCH_TOOL, QuestioningConfig
 from agent_r1.evaluation.main import EvaluationRun, Progress
 from agent_r1.launch.status_line import StatusLine
-from agent_r1.launch.threads import in_thread
 from agent_r1.runtime.durations import format_duration
 from agent_r1.runtime.exit_status import EXIT_INTERRUPTED
 from agent_r1.runtime.files.run_folder import LIVE_DIR
+from agent_r1.runtime.threads import in_thread
 from agent_r1_proto.tasks import Decoding
 
 TELL_EVERY = 50

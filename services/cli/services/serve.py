@@ -296,7 +296,7 @@ def _serve_learner(named: Config, arguments: argparse.Namespace) -> int:
         learner.follow(config.run, config.model, config.learner, config.engine, place)
     _redis(config)
     prompts = config.prompt_order()
-    if config.learner.transport == "http":
+    if config.learner.transport != "file":
         _check_listen(config, config.learner.server, "learner.server")
     with quick_imports():
         from agent_r1.learner import main as learner

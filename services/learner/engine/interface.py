@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from agent_r1.learner.objective import Aggregation, KlEstimator
-from agent_r1_proto.weights import WeightManifest
+from agent_r1.weights.snapshot import Weights
+from agent_r1_proto.weights import AdapterHeader, WeightManifest
 
 LossKind = Literal["policy", "nll"]
 Model = Literal["policy", "reference"]
@@ -195,6 +196,15 @@ class PolicyEngine(Protocol):
 
     def token_values(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
         """Return [S][T] the critic's value of choosing each token, where value_mask is True."""
+        ...
+
+    @property
+    def adapter(self) -> AdapterHeader | None:
+        """How what is trained changes the model; None where it is the model."""
+        ...
+
+    def weights(self) -> Weights:
+        """Return the trained weights in memory that no later step changes."""
         ...
 
     def write_snapshot(self, directory: Path, run_id: str, policy_version: int) -> WeightManifest:

@@ -185,11 +185,21 @@ class DeepSpeedPolicyEngine(PolicyEngine):
     def _collect(self) -> Weights:
         return self._group.call("collect", fatal=False)
 
-    def write_snapshot(self, directory: Path, run_id: str, policy_version: int) -> WeightManifest:
+    @property
+    def adapter(self) -> AdapterHeader | None:
         lora = self._setup.model.lora
-        adapter = None if lora is None else AdapterHeader(rank=lora.rank, alpha=lora.alpha)
+        return None if lora is None else AdapterHeader(rank=lora.rank, alpha=lora.alpha)
+
+    def weights(self) -> Weights:
+        found = self._collect()
+        if self._config.zero_stage == 3 or self._config.device != "cpu":
+            return found  # copied already
+        tensors = {name: tensor.clone() for name, tensor in found.tensors.items()}
+        return Weights(tensors, found.aliases)
+
+    def write_snapshot(self, directory: Path, run_id: str, policy_version: int) -> WeightManifest:
         return snapshot.write_snapshot(
-            directory, run_id, policy_version, self._collect(), adapter=adapter
+            directory, run_id, policy_version, self._collect(), adapter=self.adapter
         )
 
     def export_model(self, directory: Path) -> None:

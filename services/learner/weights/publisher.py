@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.checkpoints.ownership import TakenOverError
@@ -42,12 +42,14 @@ from agent_r1.learner.weights.canary import (
 from agent_r1.learner.weights.servers import ServerClient, ServerError
 from agent_r1.runtime.files.disk_space import readable_size, require_room
 from agent_r1.runtime.http.token import find_token
+from agent_r1.weights.collective import CollectiveTransport
 from agent_r1.weights.file import FileTransport
 from agent_r1.weights.http import HttpTransport
 from agent_r1.weights.manifest import Published, Transport, time_limit_s
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.weights import (
     CanaryReply,
+    Invitation,
     LoadReply,
     LoadRequest,
     NewestVersion,
@@ -101,6 +103,8 @@ def make_transport(config: LearnerConfig, server: LearnerServer) -> Transport:
     """Return the transport that the configuration names, not yet open."""
     if config.transport == "file":
         return FileTransport()
+    if config.transport == "collective":
+        return CollectiveTransport(server, (config.server.host, config.collective_port))
     return HttpTransport(server, dense_every=config.dense_every if config.push == "delta" else 1)
 
 
@@ -163,19 +167,23 @@ class WeightPublisher:
         self.canary_warnings = 0
         """Canaries out of bounds that did not end the run."""
         self._pushes = 0
-        self._stragglers: set[asyncio.Task[CanaryReading | None]] = set()
+        self._stragglers: dict[asyncio.Task[Any], str] = {}
+        """What still goes on of earlier pushes: by the server, "" for those that are late."""
         self.transport = make_transport(config, server)
+        self._delivering = asyncio.Lock()
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         """Open the HTTP client and the transport."""
         await self._open.enter_async_context(self.transport)
         await self._open.enter_async_context(self._servers)
+        if isinstance(self.transport, CollectiveTransport):
+            self._stragglers[asyncio.create_task(self._send_to_late(self.transport))] = ""
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         """Give up on servers that are still loading; close the HTTP client and the transport."""
-        await cancel_and_wait(self._stragglers)
+        await cancel_and_wait(set(self._stragglers))
         await self._open.aclose()
 
     async def announce(self) -> None:
@@ -263,6 +271,12 @@ class WeightPublisher:
         return report, newest
 
     async def _write_files(self, version: int) -> Published:
+        if isinstance(self.transport, CollectiveTransport):
+            weights = await asyncio.get_running_loop().run_in_executor(
+                self._engine_thread, self._engine.weights
+            )
+            adapter = self._engine.adapter
+            return self.transport.hold(self._run_id, version, weights, adapter)
         directory = self._weights_dir / f"v{version}"
         await asyncio.get_running_loop().run_in_executor(
             self._engine_thread, self._engine.write_snapshot, directory, self._run_id, version
@@ -301,7 +315,8 @@ class WeightPublisher:
                     f"higher one, such as {servers[0].policy_version}; resume the run, which then "
                     "goes on above it"
                 )
-            errors = await self._load_on(servers, report)
+            async with self._delivering:
+                errors = await self._load_on(servers, report)
             if report.servers:
                 return
             problems |= {name: str(error) for name, error in errors.items()}
@@ -333,21 +348,35 @@ class WeightPublisher:
         Servers that take longer continue in the background; their failures surface at the next
         push.
         """
+        invitation, sending = None, None
+        if isinstance(self.transport, CollectiveTransport):
+            # One that is frozen would hold up the others every time.
+            servers = [s for s in servers if s.server_id not in self._stragglers.values()]
+            if not servers:
+                return {}
+            invitation = self.transport.invite()
+            invited = [server.server_id for server in servers]
+            sending = asyncio.create_task(self.transport.send(invitation, invited))
         names = {
-            asyncio.create_task(self._load_one(server, report)): server.server_id
+            asyncio.create_task(self._load_one(server, report, invitation)): server.server_id
             for server in servers
         }
         pending = set(names)
         errors: dict[str, ServerError] = {}
+        broken = False
         try:
             while pending:
-                grace = OTHERS_GRACE_S if report.servers else None
-                done, pending = await asyncio.wait(
-                    pending, timeout=grace, return_when=asyncio.FIRST_COMPLETED
+                grace = OTHERS_GRACE_S if report.servers or broken else None
+                waited = {*pending, *({sending} if sending else ())}
+                done, _ = await asyncio.wait(
+                    waited, timeout=grace, return_when=asyncio.FIRST_COMPLETED
                 )
                 if not done:
                     break
-                for task in done:
+                if sending in done:
+                    broken, sending = sending.exception() is not None, None
+                for task in done & pending:
+                    pending.discard(task)
                     try:
                         reading = task.result()
                     except ServerError as exc:
@@ -358,25 +387,45 @@ class WeightPublisher:
                     if reading is not None:
                         report.readings.append(reading)
         finally:
-            self._stragglers |= pending
+            self._stragglers |= {task: names[task] for task in pending}
         return errors
 
     def _raise_stragglers(self) -> None:
         """Raise what went wrong in the background since the last push, if it must end the run."""
-        done = {task for task in self._stragglers if task.done()}
-        self._stragglers -= done
+        done = [task for task in self._stragglers if task.done()]
         for task in done:
+            del self._stragglers[task]
             error = task.exception()
             if isinstance(error, ServerError):
                 logger.warning("late push failed error=%s", error)
             elif error is not None:
                 raise error
 
-    async def _load_one(self, server: RolloutServer, report: PushReport) -> CanaryReading | None:
+    async def _send_to_late(self, transport: CollectiveTransport) -> None:
+        """Send the newest version to servers that came after it was published, for ever.
+
+        Their failures are tried again; what must end the run surfaces at the next push.
+        """
+        while True:
+            await asyncio.sleep(POLL_S)
+            newest = self.newest
+            if newest.manifest_location is None or self._delivering.locked():
+                continue
+            servers = await self._registry.rollout_servers()
+            late = [s for s in servers if s.policy_version < newest.policy_version]
+            if late and self.newest == newest and not self._delivering.locked():
+                async with self._delivering:
+                    await self._load_on(late, PushReport(newest.policy_version))
+
+    async def _load_one(
+        self, server: RolloutServer, report: PushReport, invitation: Invitation | None
+    ) -> CanaryReading | None:
         location = self.newest.manifest_location
         assert location is not None
         version = report.policy_version
-        request = LoadRequest(manifest_location=location, policy_version=version)
+        request = LoadRequest(
+            manifest_location=location, policy_version=version, invitation=invitation
+        )
         limit_s = time_limit_s(self._config.push_timeout_s, report.size_bytes)
         reply = await self._servers.post(server, "/weights/load", request, LoadReply, limit_s)
         if reply.policy_version < version:

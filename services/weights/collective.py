@@ -1,0 +1,383 @@
+"""Transport `collective`: the learner broadcasts a version to the servers, from memory to memory.
+
+publisher.py --invitation, over HTTP--> servers, which meet at the learner's store and form a group
+with it --buckets--> a file of each server, in memory, which its engine then loads
+
+Nothing is written on the learner, and every byte is sent once to each server, while it samples.
+A group is of those that came in time. One that breaks ends for all of its members: what they have
+of the version is discarded, and the learner invites those that still answer to another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+import socket
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlsplit
+
+import numpy as np
+import numpy.typing as npt
+
+from agent_r1.runtime.files.own_folder import OwnFolder
+from agent_r1.runtime.memory import MIB
+from agent_r1.runtime.threads import in_thread
+from agent_r1.weights.download import TransferError, reserve
+from agent_r1.weights.http import ServedFiles, Server
+from agent_r1.weights.manifest import (
+    MAX_MANIFEST_BYTES,
+    Fetcher,
+    Published,
+    Transport,
+    WeightsRefusedError,
+    manifest_location,
+    parse_manifest,
+    time_limit_s,
+)
+from agent_r1.weights.snapshot import Weights, describe, safetensors_bytes
+from agent_r1_proto.weights import SNAPSHOT_FILE, Invitation, NewestVersion, WeightManifest
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup, TCPStore
+
+Bytes = npt.NDArray[np.uint8]
+
+SCHEME = "collective"
+BUCKET_BYTES = 16 * MIB
+MEET_S = 5.0
+"""Time that servers have to come, once they are invited."""
+SILENCE_S = 30.0
+"""Longest that a group waits for one of its members, for each bucket."""
+ROOM_REMEDY = "set rollout.weights_dir to a folder with room for two versions"
+_PREFIX = "agent_r1_weights_"
+
+
+class CollectiveTransport(Transport):
+    """The learner's end: holds the newest version, and sends it to servers that it invites.
+
+    Args:
+        server: under whose host other machines reach this one; serves files to those that join.
+        listen: address and port of the store; 0 takes a free port.
+    """
+
+    def __init__(self, server: Server, listen: tuple[str, int]) -> None:
+        self._server = server
+        self._listen = listen
+        self._host = urlsplit(server.url).hostname or listen[0]
+        self._port = listen[1]
+        self._store: TCPStore | None = None
+        self._run_files = ServedFiles()
+        self._held: tuple[WeightManifest, Weights] | None = None
+        self._sending = asyncio.Lock()
+        self._bytes_sent = 0
+
+    async def __aenter__(self) -> Self:
+        """Open the store in which servers meet.
+
+        Raises:
+            ValueError: the port is taken, or this machine is advertised under an address that it
+                does not have.
+        """
+        from torch.distributed import TCPStore
+
+        self._run_files.add_run_route(self._server.app)
+        try:
+            own = socket.getaddrinfo(self._host, None)[0]
+            with socket.socket(own[0], socket.SOCK_STREAM) as probe:
+                probe.bind((own[4][0], 0))
+        except OSError as exc:
+            raise ValueError(
+                f"learner.server.advertise_host ({self._host}) is no address of this machine "
+                f'({exc.strerror}), and learner.transport = "{SCHEME}" needs one: set "auto"'
+            ) from exc
+        family = socket.AF_INET6 if ":" in self._listen[0] else socket.AF_INET
+        try:
+            listener = socket.create_server(self._listen, family=family)
+        except OSError as exc:
+            raise ValueError(
+                f"learner.collective_port ({self._listen[1]}) cannot be bound on "
+                f"{self._listen[0]}: {exc.strerror}; choose another one, or 0"
+            ) from exc
+        self._port = listener.getsockname()[1]
+        self._store = TCPStore(
+            self._listen[0],
+            self._port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+            timeout=timedelta(seconds=SILENCE_S),
+        )
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Close the store; a group that is at work breaks."""
+        self._store = None
+
+    def hold(self, run_id: str, policy_version: int, weights: Weights, adapter: Any) -> Published:
+        """Keep a version, which takes the place of the one before.
+
+        Args:
+            run_id: of the run.
+            policy_version: number of the version.
+            weights: nothing changes them while they are held.
+            adapter: as of `describe`.
+        """
+        location = f"{SCHEME}://{self._host}:{self._port}/v{policy_version}"
+        manifest = describe(run_id, policy_version, weights, location, adapter=adapter)
+        self._held = manifest, weights
+        return Published(location, manifest.size_bytes)
+
+    def invite(self) -> Invitation:
+        """Return the invitation to a new group, for the version that is held."""
+        assert self._held is not None
+        return Invitation(
+            host=self._host,
+            port=self._port,
+            group=uuid.uuid4().hex,
+            size_bytes=self._held[0].size_bytes,
+            bucket_bytes=BUCKET_BYTES,
+        )
+
+    async def send(self, invitation: Invitation, servers: Sequence[str]) -> None:
+        """Send the version that is held to those of the invited servers that come.
+
+        Raises:
+            TransferError: none came, or the group broke.
+        """
+        async with self._sending:
+            await in_thread(lambda: self._send(invitation.group, servers))
+
+    async def publish(self, policy_version: int, directory: Path) -> Published:
+        """See `Transport.publish`; nothing is read from a folder here."""
+        raise NotImplementedError("versions are held, not written")
+
+    def serve(self, paths: Mapping[str, Path]) -> str:
+        """See `Transport.serve`."""
+        for sha256, path in paths.items():
+            self._run_files.add(sha256, path=path)
+        return self._server.url
+
+    def take_bytes_sent(self) -> int:
+        """See `Transport.take_bytes_sent`."""
+        sent, self._bytes_sent = self._bytes_sent, 0
+        return sent
+
+    def _send(self, name: str, servers: Sequence[str]) -> None:
+        assert self._store is not None
+        assert self._held is not None
+        manifest, weights = self._held
+        keys = {server: f"{name}/{server}" for server in servers}
+        with contextlib.suppress(RuntimeError):  # not all of them came
+            self._store.wait(list(keys.values()), timedelta(seconds=MEET_S))
+        members = [server for server, key in keys.items() if self._store.check([key])]
+        self._store.set(f"{name}/members", json.dumps(members))
+        if not members:
+            raise TransferError(f"none of {len(servers)} invited servers came within {MEET_S:g} s")
+        with _group(self._store, name, 0, len(members) + 1, self._host) as group:
+            content = np.frombuffer(bytearray(manifest.model_dump_json().encode()), np.uint8)
+            group.broadcast(np.array([content.size]))
+            group.broadcast(content)
+            sums: list[int] = []
+            for bucket in buckets(safetensors_bytes(weights)):
+                sums.append(checksum(bucket))
+                group.broadcast(bucket)
+            group.broadcast(np.array(sums))
+        self._bytes_sent += manifest.size_bytes * len(members)
+
+
+def buckets(parts: Iterable[memoryview]) -> Iterator[Bytes]:
+    """Yield parts of a file as buckets of BUCKET_BYTES; the same memory every time."""
+    bucket, filled = np.empty(BUCKET_BYTES, np.uint8), 0
+    for part in parts:
+        rest = np.frombuffer(part, np.uint8)
+        while rest.size:
+            taken = min(rest.size, BUCKET_BYTES - filled)
+            bucket[filled : filled + taken] = rest[:taken]
+            rest, filled = rest[taken:], filled + taken
+            if filled == BUCKET_BYTES:
+                yield bucket
+                filled = 0
+    if filled:
+        yield bucket[:filled]
+
+
+def checksum(data: Bytes) -> int:
+    """Return the sum of 64-bit words, modulo 2^64: cheap, beside those of TCP and the canary."""
+    whole = data.size - data.size % 8
+    rest = int.from_bytes(data[whole:].tobytes(), "little")
+    total = int(data[:whole].view(np.uint64).sum(dtype=np.uint64)) + rest
+    return (total + 2**63) % 2**64 - 2**63  # as a signed number
+
+
+class _Group:
+    """A process group of one transfer."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group: ProcessGroup | None = group
+
+    def broadcast(self, data: npt.NDArray[Any]) -> None:
+        """Send from the learner, or receive, in place.
+
+        Raises:
+            TransferError: the group broke.
+        """
+        import torch
+
+        assert self._group is not None
+        try:
+            self._group.broadcast(torch.from_numpy(data), 0).wait()
+        except RuntimeError as exc:
+            raise TransferError(f"the group broke: {str(exc).splitlines()[0]}") from exc
+
+    def leave(self) -> None:
+        """Close the connections, at once: the others would wait as long as a traceback lives."""
+        self._group = None
+
+
+@contextlib.contextmanager
+def _group(store: TCPStore, name: str, rank: int, size: int, host: str) -> Iterator[_Group]:
+    """Join a process group, and leave it in the end.
+
+    Args:
+        store: in which the members meet.
+        name: of the group; a new one for each.
+        rank: of this member; 0 is the learner.
+        size: number of members.
+        host: address of this machine that the others reach.
+
+    Raises:
+        TransferError: it was not complete in time.
+    """
+    from torch.distributed import PrefixStore, ProcessGroupGloo
+
+    options = ProcessGroupGloo._Options()
+    options._timeout = timedelta(seconds=SILENCE_S)
+    options._devices = [ProcessGroupGloo.create_device(hostname=host)]
+    try:
+        group = ProcessGroupGloo(PrefixStore(name, store), rank, size, options)
+    except RuntimeError as exc:
+        raise TransferError(f"the group did not form: {str(exc).splitlines()[0]}") from exc
+    member = _Group(group)
+    del group
+    try:
+        yield member
+    finally:
+        member.leave()
+
+
+class CollectiveFetcher(Fetcher):
+    """The server's end: comes when it is invited, and keeps what it is sent in a folder of its own.
+
+    Args:
+        run_id: snapshots of another run are refused.
+        server_id: name of this server.
+        parent: the folder is made in here; None is the system's folder for temporary files.
+        timeout_s: longest a transfer may take, in seconds, and a second more for every 50 MB.
+    """
+
+    def __init__(self, run_id: str, server_id: str, parent: Path | None, timeout_s: float) -> None:
+        self._run_id = run_id
+        self._server_id = server_id
+        self._timeout_s = timeout_s
+        self._folder = OwnFolder(parent, _PREFIX)
+        self._invitation: Invitation | None = None
+        self._received: WeightManifest | None = None
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Remove the folder."""
+        await asyncio.to_thread(self._folder.remove)
+
+    def check_location(self, location: str) -> None:
+        """See `Fetcher.check_location`."""
+        if urlsplit(location).scheme != SCHEME:
+            raise WeightsRefusedError(
+                f'this server has learner.transport = "{SCHEME}", and the learner another one; '
+                "learner and rollout servers need the same"
+            )
+
+    def accept(self, invitation: Invitation | None) -> None:
+        """See `Fetcher.accept`."""
+        self._invitation = invitation
+
+    async def fetch(self, newest: NewestVersion) -> WeightManifest:
+        """See `Fetcher.fetch`; what of a version came before a group broke is discarded."""
+        version = newest.policy_version
+        self.check_location(manifest_location(newest))
+        if self._received is not None and self._received.policy_version == version:
+            return self._received
+        invitation, self._invitation = self._invitation, None
+        if invitation is None:
+            raise WeightsRefusedError(
+                f"version {version} comes from the learner, which sends it to servers that are "
+                "announced, between two batches"
+            )
+        limit_s = time_limit_s(self._timeout_s, invitation.size_bytes)
+        try:
+            async with asyncio.timeout(limit_s):
+                self._received = await in_thread(lambda: self._receive(invitation, newest))
+        except TimeoutError as exc:
+            raise WeightsRefusedError(
+                f"weights of version {version} did not arrive within {limit_s:g} s "
+                "(rollout.weight_load_timeout_s)"
+            ) from exc
+        except (TransferError, RuntimeError) as exc:
+            raise WeightsRefusedError(f"weights of version {version}: {exc}") from exc
+        return self._received
+
+    def _receive(self, invitation: Invitation, newest: NewestVersion) -> WeightManifest:
+        from torch.distributed import TCPStore
+
+        path = self._folder.path / f"v{newest.policy_version}" / SNAPSHOT_FILE
+        for other in self._folder.path.glob("v*"):
+            shutil.rmtree(other, ignore_errors=True)  # what is in use is mapped
+        path.parent.mkdir()
+        reserve(path, invitation.size_bytes, ROOM_REMEDY)
+        name, where = invitation.group, (invitation.host, invitation.port)
+        patience = timedelta(seconds=2 * MEET_S)
+        store = TCPStore(*where, is_master=False, wait_for_workers=False, timeout=patience)
+        store.set(f"{name}/{self._server_id}", "")
+        members = json.loads(store.get(f"{name}/members"))
+        if self._server_id not in members:
+            raise TransferError("this server came too late; the learner will invite it again")
+        rank = members.index(self._server_id) + 1
+        with _group(store, name, rank, len(members) + 1, own_address(where)) as group:
+            manifest = self._receive_manifest(group, newest)
+            if manifest.size_bytes != invitation.size_bytes:
+                raise TransferError(
+                    f"{manifest.size_bytes} bytes come, and {invitation.size_bytes} were announced"
+                )
+            content = np.memmap(path, np.uint8, "r+", shape=(manifest.size_bytes,))
+            starts = range(0, manifest.size_bytes, invitation.bucket_bytes)
+            sums = np.zeros(len(starts), np.int64)
+            for i, start in enumerate(starts):
+                bucket = content[start : start + invitation.bucket_bytes]
+                group.broadcast(bucket)
+                sums[i] = checksum(bucket)
+            expected = np.zeros_like(sums)
+            group.broadcast(expected)
+        if (sums != expected).any():
+            raise TransferError("a bucket came with another checksum than it was sent with")
+        return manifest.model_copy(update={"location": str(path)})
+
+    def _receive_manifest(self, group: _Group, newest: NewestVersion) -> WeightManifest:
+        size = np.zeros(1, np.int64)
+        group.broadcast(size)
+        if not 0 < size[0] <= MAX_MANIFEST_BYTES:
+            raise TransferError(f"a manifest has at most {MAX_MANIFEST_BYTES} bytes, not {size[0]}")
+        content = np.zeros(size[0], np.uint8)
+        group.broadcast(content)
+        return parse_manifest(content.tobytes(), "of the learner", newest, self._run_id)
+
+
+def own_address(peer: tuple[str, int]) -> str:
+    """Return the address of this machine from which it reaches another one."""
+    family, _, _, _, address = socket.getaddrinfo(*peer, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
