@@ -44,7 +44,7 @@ from agent_r1.weights.snapshot import Weights, describe, safetensors_bytes
 from agent_r1_proto.weights import SNAPSHOT_FILE, Invitation, NewestVersion, WeightManifest
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup, TCPStore
+    from torch._C._distributed_c10d import Backend, TCPStore
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -84,7 +84,7 @@ class CollectiveTransport(Transport):
             ValueError: the port is taken, or this machine is advertised under an address that it
                 does not have.
         """
-        from torch.distributed import TCPStore
+        from torch._C._distributed_c10d import TCPStore
 
         self._run_files.add_run_route(self._server.app)
         try:
@@ -218,8 +218,8 @@ def checksum(data: Bytes) -> int:
 class _Group:
     """A process group of one transfer."""
 
-    def __init__(self, group: ProcessGroup) -> None:
-        self._group: ProcessGroup | None = group
+    def __init__(self, group: Backend) -> None:
+        self._group: Backend | None = group
 
     def broadcast(self, data: npt.NDArray[Any]) -> None:
         """Send from the learner, or receive, in place.
@@ -254,13 +254,14 @@ def _group(store: TCPStore, name: str, rank: int, size: int, host: str) -> Itera
     Raises:
         TransferError: it was not complete in time.
     """
-    from torch.distributed import PrefixStore, ProcessGroupGloo
+    from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 
-    options = ProcessGroupGloo._Options()
+    gloo: Any = ProcessGroupGloo  # more than its stub says
+    options = gloo._Options()
     options._timeout = timedelta(seconds=SILENCE_S)
-    options._devices = [ProcessGroupGloo.create_device(hostname=host)]
+    options._devices = [gloo.create_device(hostname=host)]
     try:
-        group = ProcessGroupGloo(PrefixStore(name, store), rank, size, options)
+        group = gloo(PrefixStore(name, store), rank, size, options)
     except RuntimeError as exc:
         raise TransferError(f"the group did not form: {str(exc).splitlines()[0]}") from exc
     member = _Group(group)
@@ -331,7 +332,7 @@ class CollectiveFetcher(Fetcher):
         return self._received
 
     def _receive(self, invitation: Invitation, newest: NewestVersion) -> WeightManifest:
-        from torch.distributed import TCPStore
+        from torch._C._distributed_c10d import TCPStore
 
         path = self._folder.path / f"v{newest.policy_version}" / SNAPSHOT_FILE
         for other in self._folder.path.glob("v*"):

@@ -389,6 +389,7 @@ class HttpFetcher(Fetcher):
         version = manifest.policy_version
         if self._partial is not None and self._partial[0] == version:
             return self._partial[1]
+        assert manifest.chunks is not None  # as every manifest of this transport has
         file = self._new_file(version, SNAPSHOT_FILE, manifest.size_bytes, manifest.chunks)
         self._partial = version, file
         return file

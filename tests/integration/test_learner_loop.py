@@ -617,6 +617,56 @@ async def test_weights_travel_over_http_where_nothing_is_shared(
     assert summary(tmp_path / "run")["status"] == "finished"
 
 
+async def test_weights_go_from_memory_to_memory_also_to_servers_that_come_later(
+    tmp_path: Path, redis_url: str, run_id: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("agent_r1.learner.weights.publisher.POLL_S", 0.5)
+    spec = training_spec(tmp_path / "run", redis_url, run_id, transport="collective")
+    async with await Broker.connect(redis_url, run_id) as broker:
+        services = FakeServices(broker, run_id=run_id)
+        restarted = False
+
+        def answer(rollout: RolloutTask, version: int) -> ScoredTrajectory | None:
+            nonlocal restarted
+            if (
+                version == 1 and not restarted
+            ):  # the only server starts again
+                restarted = True
+                services.version = services.weights = 0
+                return None
+            return answered(rollout, version)
+
+        services.answer = answer
+        async with services.running():
+            await asyncio.wait_for(Learner(spec, FakeEngine()).run(), 60)
+        assert services.loads == [1, 1, 2, 3]
+        assert services.weights == 3
+    assert all(location.startswith("collective://127.0.0.1:") for location in services.locations)
+    assert not list((tmp_path / "run" / "weights").glob("v*"))
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in lines]
+    size = steps[0]["push/size_bytes"]
+    assert [step["push/bytes_sent"] / size for step in steps] == [1, 2, 1]  # the second time to one
+    assert summary(tmp_path / "run")["status"] == "finished"
+
+
+async def test_a_frozen_server_is_left_out_of_a_broadcast(
+    tmp_path: Path, redis_url: str, run_id: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("agent_r1.weights.collective.MEET_S", 3.0)
+    spec = training_spec(tmp_path / "run", redis_url, run_id, transport="collective")
+    async with await Broker.connect(redis_url, run_id) as broker:
+        frozen = FakeServices(broker, server_id="frozen", run_id=run_id)
+        fast = FakeServices(broker, server_id="fast", run_id=run_id)
+        async with frozen.running(), fast.running():
+            frozen.may_load.clear()
+            await asyncio.wait_for(Learner(spec, FakeEngine()).run(), 60)
+            frozen.may_load.set()
+    assert fast.loads == [1, 2, 3]
+    assert frozen.asked_to_load == [1]  # it is not invited again while it has not answered
+    assert summary(tmp_path / "run")["status"] == "finished"
+
+
 async def test_a_resumed_learner_says_how_to_join_before_any_server_has_its_weights(
     tmp_path: Path, redis_url: str, run_id: str
 ):

@@ -39,12 +39,12 @@ def main() -> None:
     stop_at = int(sys.argv[6]) if len(sys.argv) > 6 else -1
     broadcast, done = collective._Group.broadcast, 0
 
-    def told(group: collective._Group, data: Any) -> None:
+    def told(self: collective._Group, data: Any) -> None:
         nonlocal done
         if done == stop_at:
             say("stopped")
             threading.Event().wait()
-        broadcast(group, data)
+        broadcast(self, data)
         done += 1
 
     collective._Group.broadcast = told

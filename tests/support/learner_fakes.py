@@ -11,6 +11,7 @@ import contextlib
 import errno
 import json
 import os
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ import httpx
 import numpy as np
 import numpy.typing as npt
 from aiohttp import web
+from safetensors.numpy import load_file
 
 from agent_r1.learner.config import DataConfig, EngineConfig, EvaluationConfig, LearnerConfig
 from agent_r1.learner.engine.interface import (
@@ -38,7 +40,9 @@ from agent_r1.runtime.config import ModelConfig, RedisConfig, RunConfig
 from agent_r1.runtime.files.task_source import DataSource
 from agent_r1.runtime.files.writing import check_seal, seal
 from agent_r1.runtime.http.token import RunToken
+from agent_r1.weights.collective import CollectiveFetcher
 from agent_r1.weights.http import HttpTransport
+from agent_r1.weights.snapshot import Weights
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.rewards import Reward, ScoredTrajectory
 from agent_r1_proto.stream_consumer import Entry, StreamConsumer
@@ -48,8 +52,10 @@ from agent_r1_proto.trajectory import Status, ToolCallRecord
 from agent_r1_proto.weights import (
     CanaryReply,
     CanaryRequest,
+    Invitation,
     LoadReply,
     LoadRequest,
+    NewestVersion,
     WeightManifest,
 )
 from tests.support.builders import trajectory
@@ -143,6 +149,13 @@ class FakeEngine:
     def token_values(self, samples: Sequence[TrainSample]) -> list[npt.NDArray[np.float32]]:
         return [np.zeros(s.num_tokens, np.float32) for s in samples]
 
+    adapter = None
+
+    def weights(self) -> Weights:
+        import torch
+
+        return Weights({"steps": torch.tensor([float(self.steps)])})
+
     def write_snapshot(self, directory: Path, run_id: str, policy_version: int) -> WeightManifest:
         directory.mkdir(parents=True)
         weights = directory / "model.safetensors"
@@ -235,6 +248,7 @@ class FakeServices:
         answer: Answer | None = None,
         server_id: str = "fake",
         scores: bool = True,
+        run_id: str = "",
     ) -> None:
         self.registry = Registry(broker)
         self.version = 0
@@ -265,6 +279,8 @@ class FakeServices:
         """False sends trajectories on for a reward worker of the test's to score."""
         self._broker = broker
         self._server_id = server_id
+        self._run_id = run_id
+        """Of the weights that a learner sends; needed with `collective` alone."""
         self._url = ""
 
     async def publish(self, scored: ScoredTrajectory) -> None:
@@ -332,7 +348,10 @@ class FakeServices:
             return web.Response(status=422, text="checksum of lm_head differs")
         self.asked_to_load.append(body.policy_version)
         await self.may_load.wait()
-        weights = await asyncio.to_thread(_read_snapshot, body.manifest_location)
+        if body.invitation is None:
+            weights = await asyncio.to_thread(_read_snapshot, body.manifest_location)
+        else:
+            weights = await self._receive(body, body.invitation)
         if not self.stale_weights:
             self.weights = weights
         if not self.stays_behind:
@@ -341,6 +360,18 @@ class FakeServices:
         self.locations.append(body.manifest_location)
         reply = LoadReply(policy_version=self.version, fetch_s=0.01, pause_s=0.02)
         return web.Response(body=reply.model_dump_json(), content_type="application/json")
+
+    async def _receive(self, body: LoadRequest, invitation: Invitation) -> int:
+        with tempfile.TemporaryDirectory() as folder:
+            async with CollectiveFetcher(
+                self._run_id, self._server_id, Path(folder), 60.0
+            ) as fetcher:
+                fetcher.accept(invitation)
+                newest = NewestVersion(
+                    policy_version=body.policy_version, manifest_location=body.manifest_location
+                )
+                manifest = await fetcher.fetch(newest)
+                return int(load_file(manifest.location)["steps"][0])
 
     async def _canary(self, request: web.Request) -> web.Response:
         body = CanaryRequest.model_validate_json(await request.read())

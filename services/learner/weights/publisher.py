@@ -373,7 +373,7 @@ class WeightPublisher:
                 )
                 if not done:
                     break
-                if sending in done:
+                if sending is not None and sending in done:
                     broken, sending = sending.exception() is not None, None
                 for task in done & pending:
                     pending.discard(task)
@@ -406,16 +406,21 @@ class WeightPublisher:
 
         Their failures are tried again; what must end the run surfaces at the next push.
         """
+        seen: set[tuple[str, int]] = set()
         while True:
             await asyncio.sleep(POLL_S)
-            newest = self.newest
-            if newest.manifest_location is None or self._delivering.locked():
+            newest = self.newest.policy_version
+            if newest == 0 or self._delivering.locked():
                 continue
             servers = await self._registry.rollout_servers()
-            late = [s for s in servers if s.policy_version < newest.policy_version]
-            if late and self.newest == newest and not self._delivering.locked():
+            behind = [server for server in servers if server.policy_version < newest]
+            # Twice: what a server has just loaded, it may have yet to announce.
+            late = [server for server in behind if (server.server_id, newest) in seen]
+            seen = {(server.server_id, newest) for server in behind}
+            if late and self.newest.policy_version == newest and not self._delivering.locked():
                 async with self._delivering:
-                    await self._load_on(late, PushReport(newest.policy_version))
+                    await self._load_on(late, PushReport(newest))
+                seen = set()
 
     async def _load_one(
         self, server: RolloutServer, report: PushReport, invitation: Invitation | None
