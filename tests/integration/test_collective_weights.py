@@ -196,17 +196,13 @@ async def member(
         await process.wait()
 
 
-@pytest.mark.parametrize(
-    ("fault", "stop_at"),  # 0 is the manifest's size, 2 the first of three buckets, 4 the last
-    [("killed", "0"), ("killed", "2"), ("killed", "4"), ("frozen", "2")],
-)
+@pytest.mark.parametrize("fault", ["killed", "frozen"])
 async def test_a_group_that_breaks_ends_for_all_and_another_one_gets_the_version(
     learner: CollectiveTransport,
     servers: Servers,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     fault: str,
-    stop_at: str,
 ):
     monkeypatch.setattr(collective, "SILENCE_S", 5.0 if fault == "frozen" else WAIT_S)
     monkeypatch.setattr(collective, "MEET_S", WAIT_S)
@@ -214,7 +210,8 @@ async def test_a_group_that_breaks_ends_for_all_and_another_one_gets_the_version
     newest = servers.hold(1)
     invitation = learner.invite()
     good.accept(invitation)
-    async with member(invitation, newest, "bad", tmp_path, stop_at) as bad:
+    # After manifest and its size, before the first of three buckets.
+    async with member(invitation, newest, "bad", tmp_path, "2") as bad:
         sending = asyncio.create_task(learner.send(invitation, ["good", "bad"]))
         fetching = asyncio.create_task(good.fetch(newest))
         assert bad.stdout is not None
@@ -231,8 +228,7 @@ async def test_a_group_that_breaks_ends_for_all_and_another_one_gets_the_version
         assert same_bytes(found, 1)
 
 
-async def test_a_learner_that_ends_in_a_transfer_leaves_nothing_to_use(tmp_path: Path):
-    script = """
+LEARNER = """
 import asyncio, os, sys
 from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.server import serve_learner
@@ -241,14 +237,8 @@ from agent_r1.weights import collective
 from tests.integration.test_collective_weights import BUCKET, make_weights
 
 collective.BUCKET_BYTES = BUCKET
-broadcast, done = collective._Group.broadcast, 0
-
-def some(group, data):
-    global done
-    if done == 3:
-        os._exit(9)
-    broadcast(group, data)
-    done += 1
+collective.MEET_S = 60.0
+{before}
 
 async def main():
     config = LearnerConfig(transport="collective")
@@ -258,22 +248,74 @@ async def main():
             invitation = learner.invite()
             print(invitation.model_dump_json(), flush=True)
             print(location, flush=True)
-            collective._Group.broadcast = some
-            await learner.send(invitation, ["a"])
+            {send}
 
 asyncio.run(main())
 """
+ENDS_AFTER_THREE = """
+broadcast, done = collective._Group.broadcast, 0
+
+def some(group, data):
+    global done
+    if done == 3:
+        os._exit(9)
+    broadcast(group, data)
+    done += 1
+
+collective._Group.broadcast = some
+"""
+
+
+@contextlib.asynccontextmanager
+async def started_learner(
+    script: str,
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, Invitation, NewestVersion]]:
+    """Run a learner's end in a process of its own."""
+    pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", script, stdin=pipe, stdout=pipe
     )
     assert process.stdout is not None
     lines = [(await asyncio.wait_for(process.stdout.readline(), WAIT_S)).decode() for _ in "12"]
-    async with CollectiveFetcher("test", "a", tmp_path, WAIT_S) as fetcher:
-        fetcher.accept(Invitation.model_validate(json.loads(lines[0])))
-        newest = NewestVersion(policy_version=1, manifest_location=lines[1].strip())
+    newest = NewestVersion(policy_version=1, manifest_location=lines[1].strip())
+    try:
+        yield process, Invitation.model_validate(json.loads(lines[0])), newest
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.communicate()
+
+
+async def test_a_learner_that_ends_in_a_transfer_leaves_nothing_to_use(tmp_path: Path):
+    send = 'await learner.send(invitation, ["a"])'
+    script = LEARNER.format(before=ENDS_AFTER_THREE, send=send)
+    async with (
+        started_learner(script) as (process, invitation, newest),
+        CollectiveFetcher("test", "a", tmp_path, WAIT_S) as fetcher,
+    ):
+        fetcher.accept(invitation)
         with pytest.raises(WeightsRefusedError, match="version 1: the group broke"):
             await asyncio.wait_for(fetcher.fetch(newest), WAIT_S)
-    assert await process.wait() == 9
+        assert await process.wait() == 9
+
+
+async def test_a_process_that_is_stopped_in_a_transfer_ends_in_order(tmp_path: Path):
+    script = LEARNER.format(
+        before="collective.SILENCE_S = 2.0",
+        send="""
+            sending = asyncio.create_task(learner.send(invitation, ["frozen"]))
+            await asyncio.to_thread(sys.stdin.readline)
+            sending.cancel()""",
+    )
+    async with (
+        started_learner(script) as (process, invitation, newest),
+        member(invitation, newest, "frozen", tmp_path, "2") as frozen,
+    ):
+        assert frozen.stdout is not None
+        assert await asyncio.wait_for(frozen.stdout.readline(), WAIT_S) == b"stopped\n"
+        assert process.stdin is not None
+        process.stdin.write(b"stop\n")
+        assert await asyncio.wait_for(process.wait(), WAIT_S) == 0
 
 
 async def test_a_damaged_bucket_is_refused(servers: Servers, monkeypatch: pytest.MonkeyPatch):

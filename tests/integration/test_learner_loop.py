@@ -628,9 +628,7 @@ async def test_weights_go_from_memory_to_memory_also_to_servers_that_come_later(
 
         def answer(rollout: RolloutTask, version: int) -> ScoredTrajectory | None:
             nonlocal restarted
-            if (
-                version == 1 and not restarted
-            ):  # the only server starts again
+            if version == 1 and not restarted:  # the only server starts again
                 restarted = True
                 services.version = services.weights = 0
                 return None
