@@ -1,7 +1,7 @@
 """Private memory of ranks under ZeRO-3 at start: their parts, and never the whole model.
 
-`make test-ranks` runs this. In the suite, test_two_ranks.py compares what two such ranks compute with
-what one does, and test_estimate_memory.py measures the memory of one.
+`make test-ranks` runs this. In the suite, test_two_ranks.py compares what two such ranks compute
+with what one does, and test_estimate_memory.py measures the memory of one.
 """
 
 from __future__ import annotations
