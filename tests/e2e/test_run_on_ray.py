@@ -44,8 +44,6 @@ def ray_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
     monkeypatch.setenv("RAY_TMPDIR", str(folder))
     monkeypatch.setenv("HOME", str(folder))
-    # Each of the processes that Ray starts in advance, and which nobody needs, imports everything.
-    monkeypatch.setenv("RAY_prestart_worker_first_driver", "0")
     yield folder
     shutil.rmtree(folder)
 
