@@ -81,9 +81,10 @@ def files_from(worker: int, count: int) -> list[str]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put tests into one order, which all processes must have."""
-    items.sort(key=lambda item: item.path.parts)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the tests of all processes into one order."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.path.parts)
 
 
 def pytest_collection_finish() -> None:
