@@ -52,9 +52,9 @@ test-hosts: setup ## train on network namespaces that share nothing, over slow a
 test-ranks: setup ## run 2 and 3 learner ranks on hosts that share nothing (network namespaces), and 2 with LoRA, under every ZeRO stage, and measure the memory of 2 and 4 under ZeRO-3
 	@$(BIN)/python -m pytest tests/integration/test_ranks_on_hosts.py tests/integration/test_two_ranks.py tests/integration/test_rank_memory.py tests/integration/test_estimate_memory.py -m "ranks or not ranks" --timeout 900
 
-test-models: setup ## run every supported architecture, train on segments, and serve an exported agent, with real vLLM and DeepSpeed
+test-models: setup ## run every supported architecture, train on segments and on real questions, and serve an exported agent, with real vLLM and DeepSpeed
 	@$(BIN)/python -m pip download -q --no-deps --dest build/templates trl==1.16.0 # for its chat templates
-	@$(BIN)/python -m pytest tests/e2e/test_architectures.py tests/e2e/test_segments_run.py tests/e2e/test_export.py tests/e2e/test_hub_model.py tests/e2e/test_matrix_models.py -m "models or not models" --timeout 900
+	@$(BIN)/python -m pytest tests/e2e/test_architectures.py tests/e2e/test_segments_run.py tests/e2e/test_export.py tests/e2e/test_hub_model.py tests/e2e/test_matrix_models.py tests/e2e/test_multihop_smoke.py -m "models or not models" --timeout 900
 
 test-wheel: setup ## train what `agent-r1 init` writes, and the demo, from an installed wheel
 	@$(BIN)/python -m pytest tests/e2e/test_wheel.py -m "wheel or not wheel"

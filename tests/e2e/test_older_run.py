@@ -12,12 +12,15 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent_r1.cli import main as cli
-from agent_r1.config.run import load_config
+from agent_r1.config.run import Config, load_config
+from agent_r1.launch import local_client
 from agent_r1.learner.main import build_engine
 from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.train import Learner
@@ -27,6 +30,7 @@ from tests.support.runs import finished
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
+Client = Callable[[Config], Coroutine[Any, Any, None]]
 CONTRACT = Path(__file__).resolve().parents[1] / "contract"
 
 
@@ -103,7 +107,11 @@ def test_trajectories_of_a_version_that_read_no_turns_are_shown_and_scored(
 
 
 def test_a_run_with_keys_of_an_older_version_is_shown_scored_and_evaluated(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    redis_url: str,
+    run_id: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ):
     run = old_run("run_config_version_1", "OLD_RUN", tmp_path / "old")
     assert cli.main(["show", str(run)]) == 0
@@ -111,9 +119,23 @@ def test_a_run_with_keys_of_an_older_version_is_shown_scored_and_evaluated(
     options = ["--set", "reward.components={answered=1.0}", "--out", str(tmp_path / "scores.jsonl")]
     assert cli.main(["rescore", str(run), *options]) == 0
 
+    async def serve(config: Config, client: Client) -> None:
+        redis = config.redis.model_copy(update={"url": redis_url})
+        async with (
+            await Broker.connect(redis_url, run_id) as broker,
+            Services(broker, answer=answer).running(),
+        ):
+            await client(config.model_copy(update={"redis": redis}))
+
+    monkeypatch.setattr(
+        local_client, "run_client", lambda config, client, _: asyncio.run(serve(config, client))
+    )
     out = tmp_path / "answers.jsonl"
-    finished("evaluate", run / "config.json", "--policy", run, "--out", out)
-    assert len(out.read_text().splitlines()) == 8  # tasks
+    command = ["evaluate", str(run / "config.json"), "--set", f"run.id={run_id}"]
+    assert cli.main([*command, "--policy", str(run), "--out", str(out)]) == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(rows) == 8  # tasks
+    assert [row["id"] for row in rows if row["failed"]] == []
 
 
 @pytest.mark.parametrize("name", ["run_before_lineages", "run_config_version_1"])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -140,21 +138,12 @@ def test_show_prints_a_stored_trajectory(resumed_run: ResumedRun):
     assert "reward" in printed
 
 
-def test_a_used_run_folder_is_refused_and_resume_named(resumed_run: ResumedRun):
-    done = subprocess.run(
-        [
-            Path(sys.executable).with_name("agent-r1"),
-            "train",
-            resumed_run.config,
-            "--run-dir",
-            resumed_run.folder,
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode != 0
-    assert f"--resume {resumed_run.folder}" in done.stderr
+def test_a_used_run_folder_is_refused_and_resume_named(
+    resumed_run: ResumedRun, capsys: pytest.CaptureFixture[str]
+):
+    command = ["train", str(resumed_run.config), "--run-dir", str(resumed_run.folder)]
+    assert cli.main(command) != 0
+    assert f"--resume {resumed_run.folder}" in capsys.readouterr().err
 
 
 MATRIX_TOML = """

@@ -259,11 +259,20 @@ def settings_of(request: pytest.FixtureRequest) -> Callable[..., dict[str, Any]]
     return lambda tool, **more: {"url": server.url, "tool": tool} | more
 
 
-async def test_text_structured_content_and_errors(settings_of: Callable[..., dict[str, Any]]):
+async def test_a_text_arrives_in_its_own_letters(settings_of: Callable[..., dict[str, Any]]):
     async with running(settings_of("echo")) as tool:
         assert await call(tool, text="né") == ToolResult(
             parts=[TextPart(text="you said: né")], data={"result": "you said: né"}
         )
+
+
+# What becomes of a result does not depend on its transport, and each stdio server takes a start.
+
+
+async def test_structured_content_and_errors(lasting_server: HttpServer):
+    def settings_of(name: str) -> dict[str, Any]:
+        return {"url": lasting_server.url, "tool": name}
+
     async with running(settings_of("look_up")) as tool:
         found = await call(tool, title="Rome")
         assert found.data == {"title": "Rome", "hits": 3}
@@ -281,8 +290,8 @@ async def test_text_structured_content_and_errors(settings_of: Callable[..., dic
         assert (await call(tool, how="no")).text() == "did not fail"
 
 
-async def test_images_links_and_pages(settings_of: Callable[..., dict[str, Any]]):
-    async with running(settings_of("blocks")) as tool:
+async def test_images_links_and_pages(lasting_server: HttpServer):
+    async with running({"url": lasting_server.url, "tool": "blocks"}) as tool:
         picture = await call(tool, kind="png")
         assert isinstance(picture.parts[1], ImagePart)
         assert picture.parts[1].media_type == "image/png"

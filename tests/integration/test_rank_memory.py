@@ -1,4 +1,8 @@
-"""Private memory of ranks under ZeRO-3 at start: their parts, and never the whole model."""
+"""Private memory of ranks under ZeRO-3 at start: their parts, and never the whole model.
+
+`make test-ranks` runs this. In the suite, test_two_ranks.py compares what two such ranks compute
+with what one does, and test_estimate_memory.py measures the memory of one.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +38,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "tied": {"tie_word_embeddings": True},
     TINY: {"hidden_size": 64, "intermediate_size": 64},
 }
-SHORT = "bfloat16"
-"""Policy, reference and critic of float32 files: what a rank reads is then a copy of its own."""
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 16)}
 """Lets the C library give back at once what is freed: it would keep some for later."""
 
@@ -84,19 +86,10 @@ def run(folder: Path, ranks: int, case: str) -> list[dict]:
     return [json.loads(line) for output in outputs for line in output.splitlines()]
 
 
+@pytest.mark.ranks
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("ranks", "case"),
-    [
-        (2, SHORT),
-        *(
-            pytest.param(n, case, marks=pytest.mark.ranks)
-            for n in (2, 4)
-            for case in CASES
-            if (n, case) != (2, SHORT)
-        ),
-    ],
-)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_a_rank_takes_its_part_of_the_memory_and_the_weights_are_those_of_the_files(
     tmp_path: Path, ranks: int, case: str
 ):

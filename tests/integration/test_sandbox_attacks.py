@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.sandbox.python_exec import PythonExec
@@ -352,15 +353,24 @@ def _usable_sandbox() -> None:
         pytest.skip(str(exc))
 
 
-@X86_ONLY
-@pytest.mark.parametrize("name", ATTEMPTS)
-async def test_an_attempt_is_contained_and_the_next_call_is_answered(name: str):
-    code, expected = ATTEMPTS[name]
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def lasting_client() -> AsyncIterator[httpx.AsyncClient]:
+    """A client of one service for all attempts, which it must outlive."""
     async with serving(max_workers=1) as client:
-        text = (await run_code(client, code)).text()
-        assert "ESCAPED" not in text
-        assert re.search(expected, text), text
-        await assert_it_answers(client)
+        yield client
+
+
+@X86_ONLY
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name", ATTEMPTS)
+async def test_an_attempt_is_contained_and_the_next_call_is_answered(
+    name: str, lasting_client: httpx.AsyncClient
+):
+    code, expected = ATTEMPTS[name]
+    text = (await run_code(lasting_client, code)).text()
+    assert "ESCAPED" not in text
+    assert re.search(expected, text), text
+    await assert_it_answers(lasting_client)
 
 
 async def test_others_are_answered_while_one_call_attacks():

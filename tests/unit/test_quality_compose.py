@@ -116,6 +116,9 @@ ALL_TEXT = "".join(
 )
 PASSED_ON = {name for name, value in BASE["learner"]["environment"].items() if value is None}
 """Variables that the learner gets as they are on the host, or not at all."""
+WEIGHTS_DIR = "/weights/compose"
+WEIGHTS_ALONE = {"AGENT_R1__LEARNER__WEIGHTS_DIR"}
+"""Variables for services with weights, which the others ignore."""
 SECRETS = set(re.findall(r"/secrets/([\w.-]+)", ALL_TEXT))
 
 
@@ -272,7 +275,8 @@ def test_every_variable_of_a_service_is_known_to_it(name: str, tmp_path: Path) -
     else:
         file = REPOSITORY / file
     config = load_config(file, options, environ=environment).config
-    assert config.learner.transport == "http" or name.startswith("tool")
+    if not name.startswith("tool"):
+        assert (config.learner.transport, str(config.learner.weights_dir)) == ("file", WEIGHTS_DIR)
 
 
 def test_the_learner_alone_gets_the_variables_of_a_store_of_checkpoints() -> None:
@@ -313,13 +317,31 @@ def test_each_of_several_containers_is_announced_by_its_own_address(name: str) -
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_learner_and_rollout_servers_share_no_folder_for_weights(kind: str) -> None:
-    # On GPUs, the folder of downloaded models.
+def test_rollout_servers_read_weights_in_memory_that_the_learner_alone_writes(kind: str) -> None:
+    assert "weights:/weights" in FILES[kind]["learner"]["volumes"]
+    assert "weights:/weights:ro" in FILES[kind]["rollout"]["volumes"]
+    [options] = re.findall(r"(?<=  weights:\n    driver_opts: ){.*}", ALL_TEXT)
+    volume = yaml.safe_load(options)
+    assert (volume["type"], "mode=1777" in volume["o"]) == ("tmpfs", True)  # users of their own
+    # On GPUs, they also share the folder of downloaded models. A folder without a volume's name is
+    # each container's own.
     mounts = [
-        {mount for mount in FILES[kind][name]["volumes"] if not mount.endswith(":ro")}
+        {m for m in FILES[kind][name]["volumes"] if ":" in m and not m.endswith(":ro")}
         for name in ("learner", "rollout")
     ]
     assert set.intersection(*mounts) == (set() if kind.endswith("cpu") else {"cache:/cache"})
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_every_folder_that_is_named_to_a_service_is_one_that_it_has(name: str) -> None:
+    service = OURS[name]
+    mounts = [re.sub(r"^[^:]*:|:ro$", "", mount) for mount in service["volumes"]]
+    places = ("/tmp", "/app", *mounts)
+    environment = service.get("environment", {})
+    if not name.startswith(("learner", "rollout")):
+        environment = {k: v for k, v in environment.items() if k not in WEIGHTS_ALONE}
+    for variable, value in environment.items():
+        assert not str(value).startswith("/") or value.startswith(places), (variable, value)
 
 
 def test_one_request_asks_for_all_gpus_and_variables_say_which_are_used() -> None:
