@@ -258,7 +258,8 @@ class LearnerConfig(ObjectiveConfig):
     `collective`: the learner sends them from its memory to all servers at once."""
     server: ListenConfig = ListenConfig()
     """Where the learner listens: for `GET /metrics`, for services that join the run, and with
-    transport = "http" for pulls of weights."""
+    transport = "http" for pulls of weights. With "collective", its address is also that of the
+    store in which servers meet."""
     collective_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """With transport = "collective": where servers meet the learner, on the address of `server`; 0
     takes a free port. The transfer itself takes free ports, and none of them asks who comes."""

@@ -150,9 +150,9 @@ class RolloutConfig(ListenConfig):
     server gives up and exits. A pull over HTTP that takes longer is tried again, and continues
     where it was."""
     weights_dir: Path | None = None
-    """With learner.transport = "http": weights are pulled into a folder in here, which needs room
-    for two versions (a tmpfs such as /dev/shm takes memory). None: the system's folder for
-    temporary files."""
+    """With learner.transport = "http" or "collective": weights come into a folder in here, which
+    needs room for two versions (a tmpfs such as /dev/shm takes memory). None: the system's folder
+    for temporary files."""
     tool_start_timeout_s: Annotated[float, Field(gt=0)] = 60.0
     """Time to wait at start for every tool service to answer, in seconds."""
     max_tool_requests: Annotated[int, Field(ge=1)] = 64
