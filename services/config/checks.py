@@ -260,7 +260,7 @@ def problems(config: Config, purpose: Purpose, kinds: Kinds | None = None) -> li
     found = list(_table_problems(config, purpose))
     models = {"model.path": config.model.path}
     for name, table in config.reward.to_serve().items():
-        models[f"reward.{name}.path"] = str(table.path)
+        models[f"reward.servers.{name}.path"] = str(table.path)
     found += [p for key, path in models.items() if (p := check_model(path, key)) is not None]
     try:
         use_plugins(config)
@@ -270,7 +270,12 @@ def problems(config: Config, purpose: Purpose, kinds: Kinds | None = None) -> li
 
 
 def look(
-    config: Config, purpose: Purpose, *, machine: bool = True, resume: bool = False
+    config: Config,
+    purpose: Purpose,
+    *,
+    machine: bool = True,
+    memory: bool = True,
+    resume: bool = False,
 ) -> Findings:
     """Find everything that would keep a command from working; start nothing.
 
@@ -278,6 +283,7 @@ def look(
         config: the configuration.
         purpose: the command that will run.
         machine: also look at what depends on this machine.
+        memory: of this, also look at the memory; False where the caller sums it up.
         resume: the run folder may hold a run.
     """
     if machine:
@@ -303,6 +309,7 @@ def look(
             samples=purpose not in SUPERVISED,
             model=model,
             machine=machine,
+            memory=memory,
             task=_some_task(config),
             prompts=dict(kinds.values()),
         )

@@ -35,6 +35,7 @@ def load_everything(
     samples: bool,
     model: bool,
     machine: bool,
+    memory: bool = True,
     task: Task | None,
     prompts: Mapping[str, Task] | None = None,
 ) -> Findings:
@@ -46,6 +47,7 @@ def load_everything(
         samples: tools, environment and reward are needed, and the chat template with calls.
         model: the model is there, so that its tokenizer can be loaded.
         machine: also look at what depends on this machine.
+        memory: of this, also look at whether an engine fits in its memory.
         task: some task, to construct the environment with.
         prompts: tasks whose prompts are rendered, by file and line.
     """
@@ -70,6 +72,7 @@ def load_everything(
         offered=list(config.tools) if config.env.enable_tools is None else config.env.enable_tools,
         samples=samples,
         machine=machine,
+        memory=memory,
     )
     return _load(request.model_dump_json(exclude_unset=True))
 

@@ -76,14 +76,16 @@ def check(arguments: argparse.Namespace) -> int:
     if purposes[0] == "train" and (here or arguments.gpu_gb is not None):
         options = {name: getattr(arguments, name) for name in ("gpus", "boxes", "memory_gb")}
         machine = look_at(config, arguments.gpu_gb, **options)
-    findings = _find(config, purposes, here=here)
+    model = config_checks.check_model(config.model.path) is None
+    sums = machine if model else None
+    findings = _find(config, purposes, here=here, memory=sums is None)
     _print(findings.checks)
     if purposes[0] == "train":
         size = config.model.max_context, config.max_segments
         need = worst_case_redis_bytes(config.learner, config.evaluation, *size)
         print(f"Redis needs at most {need / MIB:.0f} MiB for messages in flight")
-    if machine is not None and config_checks.check_model(config.model.path) is None:
-        findings.checks.append(_sum_up(config, machine))
+    if sums is not None:
+        findings.checks.append(_sum_up(config, sums))
     wrong = f"the configuration is wrong: {_counted(findings.problems)}"
     fine = f"ok (agent-r1 {purposes[0].replace('_', '-')})"
     print(f"{arguments.config}: {wrong if findings.problems else fine}")
@@ -101,12 +103,12 @@ def _check_machine(arguments: argparse.Namespace) -> int:
     return _verdict(findings, "this machine")
 
 
-def _find(config: Config, purposes: Sequence[Purpose], *, here: bool) -> Findings:
+def _find(config: Config, purposes: Sequence[Purpose], *, here: bool, memory: bool) -> Findings:
     # The run of this configuration may have begun: it can be continued, and is no problem.
     begun = (config.run.folder() / CONFIG_FILE).is_file()
     findings = Findings([_look_at_software()] if here else [])
     for purpose in purposes:
-        findings.add(config_checks.look(config, purpose, machine=here, resume=begun))
+        findings.add(config_checks.look(config, purpose, machine=here, memory=memory, resume=begun))
     return findings
 
 
