@@ -18,11 +18,11 @@ from rich.table import Table
 from agent_r1.cli.live_run import (
     add_redis,
     ask,
-    given_redis,
     redis_of,
     run_config,
 )
 from agent_r1.cli.results.dead_letters import print_summary, with_stored
+from agent_r1.config.host_settings import given_redis
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError
 from agent_r1.launch.local_view import in_line, read_json_lines, step_values, total_steps

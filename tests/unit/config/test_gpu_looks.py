@@ -11,7 +11,7 @@ from agent_r1.config import gpu_looks
 from agent_r1.config.gpu_looks import describe, dtype_problem, look_at_gpus, unused_gpus
 from agent_r1.runtime.gpu_needs import Finding
 from agent_r1.runtime.gpus import Device
-from agent_r1_deploy.gpu_probe import Probe
+from agent_r1.setup.gpu_probe import Probe
 
 TORCH = {"version": "2.13.0+cu130", "cuda": "13.0"}
 WORKS = Probe({"torch": TORCH, "cuda": {"gpus": 1}, "triton": {"version": "3.7.1"}})

@@ -1,6 +1,6 @@
 """Tries in a process of its own what a run does first on a GPU: CUDA, and a kernel of Triton.
 
-    python deploy/gpu_probe.py [STAGE ...]
+    python services/setup/gpu_probe.py [STAGE ...]
 
 config/gpu_looks.py and lock_install.py --python--> `probe` --> this file as a program, which writes
 a line for each stage that it reached. A driver that hangs or ends a process then harms no other.
