@@ -40,7 +40,7 @@ def say(text: str) -> None:
 
 
 class Node(NamedTuple):
-    """Where a rank is."""
+    """Node of a rank."""
 
     node_id: str
     address: str
@@ -48,7 +48,7 @@ class Node(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """How a rank has ended."""
+    """End of a rank."""
 
     exit_status: int
     run_status: str | None = None

@@ -46,8 +46,8 @@ def load_everything(
         trains: the learner's functions are needed.
         samples: tools, environment and reward are needed, and the chat template with calls.
         model: the model is there, so that its tokenizer can be loaded.
-        machine: also look at what depends on this machine.
-        memory: of this, also look at whether an engine fits in its memory.
+        machine: also check what depends on this machine.
+        memory: of this, also check whether an engine fits in its memory.
         task: some task, to construct the environment with.
         prompts: tasks whose prompts are rendered, by file and line.
     """
@@ -92,10 +92,10 @@ def _load(request: str) -> Findings:
             break
         failed.append(part)
     specs = {report.spec.name: report.spec for report in reports if report.spec is not None}
-    return Findings([*died, *_looks(reports)], specs)
+    return Findings([*died, *_checks(reports)], specs)
 
 
-def _looks(reports: Sequence[Report]) -> Iterator[Check]:
+def _checks(reports: Sequence[Report]) -> Iterator[Check]:
     """Yield each part that was loaded, with what was said of it."""
     part, said = "", dict[str, list[str]]()
     for report in reports:

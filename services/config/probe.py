@@ -54,7 +54,7 @@ Kind = Literal["part", "problem", "machine", "note", "spec", "end"]
 
 
 class ProbeRequest(StrictConfig):
-    """What is to be loaded."""
+    """Parts of a configuration to load."""
 
     model: ModelConfig | None
     """None if the model already failed a check."""

@@ -470,7 +470,7 @@ def collect(
 
 
 def is_secret(key: Key) -> bool:
-    """Whether what a key holds is shown to nobody, by the key's name."""
+    """Return whether what a key holds is shown to nobody, by the key's name."""
     return bool(key) and _SECRET_NAME.search(key[-1].lower()) is not None
 
 

@@ -44,7 +44,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Device:
-    """What one GPU is."""
+    """Facts of one GPU."""
 
     index: int
     name: str

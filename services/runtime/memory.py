@@ -22,7 +22,7 @@ _OOM_COUNTERS = (
 
 
 class _GroupFiles(NamedTuple):
-    """Where a version of control groups tells what a group may take; paths below `CGROUP`."""
+    """Files in which a version of control groups tells what a group may take, below `CGROUP`."""
 
     limit: str
     used: str

@@ -29,7 +29,7 @@ OLDEST_GLIBC = (2, 28)
 
 
 class Sizes(NamedTuple):
-    """What the packages of a variant take, in GB."""
+    """Sizes of the packages of a variant, in GB."""
 
     download: float
     installed: float

@@ -59,7 +59,7 @@ ENOUGH = "memory and disk: enough"
 
 @dataclass(frozen=True)
 class RunEstimate:
-    """What a configuration takes."""
+    """Memory and disk that a configuration takes."""
 
     learner: list[Part]
     rollout: list[Part]
@@ -167,7 +167,7 @@ def with_layout(config: Config) -> Config:
     return changed(config, [("engine", "share_prefixes", shares)])
 
 
-def look_at(
+def find_machine(
     config: Config,
     gpu_gb: float | None,
     *,

@@ -190,9 +190,9 @@ def test_a_hub_that_does_not_have_the_model_is_a_fault_of_this_machine(
         raise HubError(f"the hub has no {name}")
 
     monkeypatch.setattr("agent_r1.config.checks.model_folder", refuse)
-    here = config_checks.look(load(folder, "model.path=owner/name"), "train")
+    here = config_checks.find(load(folder, "model.path=owner/name"), "train")
     assert (here.problems, here.machine) == ([], ["the hub has no owner/name"])
-    elsewhere = config_checks.look(load(folder, "model.path=owner/name"), "train", machine=False)
+    elsewhere = config_checks.find(load(folder, "model.path=owner/name"), "train", machine=False)
     assert (elsewhere.problems, elsewhere.machine) == ([], [])
     assert "model.path (owner/name) was not checked" in elsewhere.notes[0]
 

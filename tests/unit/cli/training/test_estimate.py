@@ -26,13 +26,13 @@ from agent_r1.cli.training.dry_run import (
 )
 from agent_r1.cli.training.estimate import (
     LARGEST_ERROR,
-    look_at,
+    find_machine,
     sum_up,
     verdict,
     with_reserve,
 )
 from agent_r1.cli.training.remedies import changed, make_fit, tried_keys
-from agent_r1.config import gpu_looks
+from agent_r1.config import gpu_checks
 from agent_r1.config.boxes import Machine
 from agent_r1.config.estimate import ModelSize, learner_parts, total
 from agent_r1.config.run import Config, load_config
@@ -67,7 +67,7 @@ def judge(words: list[str]) -> int:
     arguments = build_parser().parse_args(words)
     config = load_config(arguments.config, arguments.options, {}).config
     box = {name: getattr(arguments, name) for name in ("gpus", "boxes", "memory_gb")}
-    machine = look_at(config, arguments.gpu_gb, **box)
+    machine = find_machine(config, arguments.gpu_gb, **box)
     lines, problems = estimate.estimate(config, machine)
     sys.stdout.write("\n".join(lines) + "\n")
     return 1 if problems else 0
@@ -126,8 +126,8 @@ def test_gpus_that_the_packages_leave_unused_are_said(
     file = write_scene(tmp_path / "example")
     h100 = Device(0, "H100", (9, 0), False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(gpu_looks, "read_devices", lambda: [h100, h100])
-    monkeypatch.setattr(gpu_looks, "installed_version", lambda name: "2.13.0+cpu")
+    monkeypatch.setattr(gpu_checks, "read_devices", lambda: [h100, h100])
+    monkeypatch.setattr(gpu_checks, "installed_version", lambda name: "2.13.0+cpu")
     load_nothing(monkeypatch)
     said = "the packages are for CPUs and this machine has 2 GPUs: run `make setup-gpu`"
     main(["check", str(file)])

@@ -35,7 +35,7 @@ REMEDIES = {
 """By the stage of the probe that failed."""
 
 
-def look_at_gpus() -> Iterator[Check]:
+def check_gpus() -> Iterator[Check]:
     """Look at all that GPUs need; of a torch for CPUs say only that there are GPUs."""
     if os.environ.get(VISIBLE_GPUS) in HIDDEN:
         return
