@@ -116,7 +116,7 @@ def test_a_shortage_of_memory_is_judged_once(
     assert main(["check", str(config), *options]) == 1
     output = capsys.readouterr().out
     assert output.count("are free") == 1
-    assert states(output)["model.path"] == "ok"
+    assert set(states(output).values()) == {"ok"}
     assert "this machine: it does not fit: 1 problem\n" in output
 
 
@@ -126,14 +126,7 @@ def test_the_remedy_of_a_shortage_is_all_of_it(config: Path) -> None:
     (look,) = (one for one in findings.checks if one.problems)
     _, what, remedy = look.lines()
     assert "exceed the free memory" in what
-    assert remedy.split()[:6] == [
-        "remedy:",
-        "lower,",
-        "in",
-        "this",
-        "order:",
-        "rollout.max_concurrent,",
-    ]
+    assert remedy.strip().startswith("remedy: lower, in this order: rollout.max_concurrent, ")
 
 
 def test_what_does_not_fit_is_no_fault_of_the_configuration(
