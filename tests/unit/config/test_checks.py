@@ -45,7 +45,10 @@ def test_a_complete_configuration_has_no_problems(folder: Path):
     ("options", "expected"),
     [
         (["model.path=./nowhere"], "is not a folder; name a Hugging Face model directory"),
-        (["reward.servers.critic.path=./no"], "reward.servers.critic.path ("),
+        (
+            ["reward.components.critic=1.0", 'reward.servers.critic={path = "./no", model = "m"}'],
+            "reward.servers.critic.path (",
+        ),
         (["data.train=['nowhere.jsonl']"], "data.train: "),
         (["tools.search.corpus=nowhere.jsonl"], "tools.search.corpus ("),
         (["evaluation.sets.x=nowhere.jsonl"], "evaluation.sets.x: "),
