@@ -19,8 +19,8 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))  # nothing is installed yet
 
-from deploy import lock_install, native_libraries  # noqa: E402 - found through the line above
-from deploy.lock_install import InstallError, Target  # noqa: E402
+from services.setup import lock_install, native_libraries  # noqa: E402 - found through the line above
+from services.setup.lock_install import InstallError, Target  # noqa: E402
 
 LOCKS = REPOSITORY / "deploy" / "constraints"
 VARIANTS = ("cpu", "gpu")
@@ -65,7 +65,8 @@ def is_done(stamp: str, target: Target, file: Path = STAMP) -> bool:
 
 def check_system(variant: str) -> None:
     """Run the check of system, Python, memory, disk and GPUs; it prints what it found."""
-    check = subprocess.run([sys.executable, str(REPOSITORY / "deploy" / "preflight.py"), variant])
+    preflight = str(REPOSITORY / "services" / "setup" / "preflight.py")
+    check = subprocess.run([sys.executable, preflight, variant])
     if check.returncode != 0:
         sys.exit(check.returncode)
 

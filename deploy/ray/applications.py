@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from agent_r1.cli.live_run import redis_option
+from agent_r1.config.host_settings import redis_option
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ENV_PREFIX, ConfigError
 from agent_r1.tools.config import ToolConfig

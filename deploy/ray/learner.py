@@ -26,7 +26,7 @@ from agent_r1_deploy.ray.ranks import Ended, Node, PlacedRanks, say
 
 
 class Stop:
-    """Whether the job was told to stop: SIGTERM or SIGINT."""
+    """Signal that tells the job to stop: SIGTERM or SIGINT."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -138,7 +138,7 @@ def _describe(ended: Sequence[Ended | None]) -> str:
 
 
 class RankLosses:
-    """How often ranks were lost of late."""
+    """Count of ranks that were lost of late."""
 
     def __init__(self, most: int, window_s: float) -> None:
         self._most, self._window_s = most, window_s
@@ -153,7 +153,7 @@ class RankLosses:
 
     @property
     def text(self) -> str:
-        """What too many are."""
+        """Return what too many are."""
         return (
             f"ranks were lost {len(self._times)} times within {self._window_s:g} s "
             "(placement.max_restarts)"

@@ -19,7 +19,7 @@ from ray.exceptions import RayError
 from ray.util import get_node_ip_address, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from agent_r1.cli.services.join import own_address
+from agent_r1.config.host_settings import own_address
 from agent_r1.config.run import Config
 from agent_r1.launch.local_result import summary_of
 from agent_r1.learner.engine.ranks.rank_env import RankPlace
@@ -40,7 +40,7 @@ def say(text: str) -> None:
 
 
 class Node(NamedTuple):
-    """Where a rank is."""
+    """Node of a rank."""
 
     node_id: str
     address: str
@@ -48,7 +48,7 @@ class Node(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """How a rank has ended."""
+    """End of a rank."""
 
     exit_status: int
     run_status: str | None = None

@@ -23,7 +23,7 @@ from ray.serve.config import AutoscalingContext
 from starlette.requests import Request
 from starlette.responses import Response
 
-from agent_r1.cli.live_run import given_redis
+from agent_r1.config.host_settings import given_redis
 from agent_r1.launch.service import is_healthy
 from agent_r1.runtime.config import StrictConfig
 from agent_r1_deploy.ray.process import Process

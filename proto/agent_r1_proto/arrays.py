@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class ArrayKind:
-    """How one array field looks in memory (`dtype`) and on the wire."""
+    """Type of an array field, in memory (`dtype`) and on the wire."""
 
     dtype: np.dtype[Any]
 

@@ -221,6 +221,17 @@ class RedisConnection:
         """Close the connections."""
         await self.close()
 
+    async def knows_run(self) -> bool:
+        """Return whether Redis keeps anything of the run."""
+
+        async def look() -> bool:
+            pattern = f"{self.keys.prefix}*"
+            async for _ in self.redis.scan_iter(match=pattern, count=1000):
+                return True
+            return False
+
+        return await self.retrying(look, "look for the run")
+
     async def forget_run(self) -> None:
         """Delete everything of the run, and of the tools it does not share with other runs.
 

@@ -55,7 +55,7 @@ class DeadLetter:
 
     @property
     def failure(self) -> str:
-        """Why the sample of an unreadable entry has failed."""
+        """Reason why the sample of an unreadable entry has failed."""
         return f"unreadable_entry: {self.stream.rpartition(':')[2]}: {self.reason}"
 
 

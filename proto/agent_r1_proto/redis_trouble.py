@@ -20,7 +20,7 @@ _PROBE_LIFE_MS = 1
 
 @dataclass(frozen=True)
 class RedisTrouble:
-    """Why a Redis is of no use now."""
+    """Reason why a Redis is of no use now."""
 
     kind: str
     what: str

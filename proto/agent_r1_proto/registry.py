@@ -78,7 +78,7 @@ class LearnerHeartbeat(Message):
     """Signs of life so far: it changes while the learner lives."""
 
     def is_of(self, other: LearnerHeartbeat) -> bool:
-        """Whether both are of the same start."""
+        """Return whether both are of the same start."""
         return self.model_copy(update={"beats": other.beats}) == other
 
 

@@ -67,7 +67,7 @@ class RunBundle(StrictMessage):
 
 
 class JoinOffer(Message):
-    """Where the learner serves the bundle, kept in Redis under `join_offer`."""
+    """Address at which the learner serves the bundle, kept in Redis under `join_offer`."""
 
     software: str
     """Version of agent_r1 that the learner runs; a service of another one cannot join."""

@@ -30,7 +30,7 @@ class ScoringModel(Message):
 
 
 class ScoringModels:
-    """What a run's Redis says of them. Every call waits with back-off while Redis is away."""
+    """Model versions in a run's Redis. Every call waits with back-off while Redis is away."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker

@@ -30,7 +30,7 @@ class RedisMemory:
 
 
 class Broker(RedisConnection):
-    """What a service publishes to and consumes from, for one run."""
+    """Connection through which a service publishes and consumes, for one run."""
 
     async def publish(self, stream: str, message: StreamMessage) -> None:
         """Append one message to a stream, waiting while Redis is away or full."""

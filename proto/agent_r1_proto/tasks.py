@@ -104,7 +104,7 @@ class ChatMessage(StrictMessage):
 
 
 class SamplingParameters(StrictMessage):
-    """How tokens are sampled. top_p = 1 and no top-k: the learner scores the full distribution."""
+    """Parameters of sampling. top_p = 1 and no top-k: the learner scores the full distribution."""
 
     temperature: Temperature = 1.0
     """0.0 is greedy."""
@@ -115,7 +115,7 @@ class SamplingParameters(StrictMessage):
 
 
 class Decoding(StrictMessage):
-    """How the answer is chosen among several branches of one interaction."""
+    """Method that chooses the answer among several branches of one interaction."""
 
     method: DecodingMethod
     """`best_of_n`: of whole interactions, the highest-scoring one. `majority`: the first
@@ -151,12 +151,12 @@ class Decoding(StrictMessage):
 
     @property
     def by_turn(self) -> bool:
-        """Whether it chooses after every turn."""
+        """Return whether it chooses after every turn."""
         return self.method in TURN_BY_TURN
 
     @property
     def needs_scorer(self) -> bool:
-        """Whether branches are scored."""
+        """Return whether branches are scored."""
         return self.beta != 0 if self.by_turn else self.method != "majority"
 
     @model_validator(mode="after")
@@ -316,11 +316,11 @@ class RolloutTask(StreamMessage):
 
     @property
     def has_calls(self) -> bool:
-        """Whether messages of its prompt call tools, or answer a call by its id."""
+        """Return whether messages of its prompt call tools, or answer a call by its id."""
         return any(m.tool_calls or m.tool_call_id for m in self.task.messages())
 
     @property
     def says_more(self) -> bool:
-        """Whether readers of version 1 would misread it."""
+        """Return whether readers of version 1 would misread it."""
         parts = any(not isinstance(message.content, str) for message in self.task.messages())
         return parts or self.purpose == "value" or self.policy != DEFAULT_POLICY

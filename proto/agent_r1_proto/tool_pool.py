@@ -46,7 +46,7 @@ class ToolInstance(Message):
 
 
 class Pin(Message):
-    """How many trajectories keep one version of one tool."""
+    """Number of trajectories that keep one version of one tool."""
 
     tool: str
     version: str
@@ -54,7 +54,7 @@ class Pin(Message):
 
 
 class ToolUse(Message):
-    """What one rollout server does with the versions of one tool."""
+    """Use that one rollout server makes of the versions of one tool."""
 
     tool: str
     shares: dict[str, float]
@@ -64,7 +64,7 @@ class ToolUse(Message):
 
 
 class PinReport(Message):
-    """What one rollout server says of its trajectories, and of the tools it calls."""
+    """Report of one rollout server on its trajectories, and on the tools it calls."""
 
     pins: list[Pin]
     tools: list[ToolUse] = []
@@ -76,7 +76,7 @@ NewVersionRule = Literal["all", "none"] | float
 
 @dataclass(frozen=True)
 class ToolState:
-    """What the registry knows of one tool."""
+    """State of one tool in the registry."""
 
     instances: Sequence[ToolInstance] = ()
     """Those whose announcement has not expired, by name; draining ones are marked."""

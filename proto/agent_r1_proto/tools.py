@@ -19,7 +19,7 @@ TESTS_TOOL = "code_tests"
 
 
 class ToolSpec(StrictMessage):
-    """What a tool is: answered by `GET /spec`, shown to the model through the chat template."""
+    """Specification of a tool, answered by `GET /spec` and shown to the model by its template."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$")]
     version: str
@@ -64,7 +64,7 @@ class ToolCall(StrictMessage):
 
 
 class ToolResult(StrictMessage):
-    """What happened. `error` is the tool's own answer ("no such page") and the model reads it.
+    """Result of a call. `error` is the tool's own answer ("no such page") and the model reads it.
 
     A failure of the service (timeout, 5xx, lost connection) has no ToolResult: it fails the
     attempt.

@@ -121,12 +121,12 @@ class Turn(Message):
 
     @property
     def says_more(self) -> bool:
-        """Whether it has what versions before 2.2 lack."""
+        """Return whether it has what versions before 2.2 lack."""
         return any(value is not None for value in (self.well_formed, self.replies, self.data))
 
     @property
     def has_images(self) -> bool:
-        """Whether it holds an image, which versions before 4.0 kept in another way."""
+        """Return whether it holds an image, which versions before 4.0 kept in another way."""
         holders = (*self.calls, *(self.replies or ()))
         return any(isinstance(part, StoredImage) for one in holders for part in one.parts)
 
@@ -185,7 +185,7 @@ class Probe(Message):
 
 
 class DecodingCost(Message):
-    """What a search over the branches of an interaction has spent, and what it chose."""
+    """Cost of a search over the branches of an interaction, and what it chose."""
 
     sampled_tokens: Annotated[int, Field(ge=0)] = 0
     """Tokens that the policy sampled for all branches."""

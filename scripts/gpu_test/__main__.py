@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from agent_r1.cli.declare import integer
-from agent_r1.config.gpu_looks import unused_gpus
+from agent_r1.config.gpu_checks import unused_gpus
 from agent_r1.runtime.exit_status import EXIT_REASON
 from agent_r1.runtime.files.disk_space import require_room
 from agent_r1.runtime.gpus import read_gpus

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from agent_r1.cli.training.estimate import look_at, memory_of_run, size_of, sum_up, with_layout
+from agent_r1.cli.training.estimate import find_machine, memory_of_run, size_of, sum_up, with_layout
 from agent_r1.config.estimate import total
 from agent_r1.config.run import load_config
 from agent_r1.runtime.files.state import split_lines
@@ -192,7 +192,7 @@ def compare_memory(
 ) -> list[dict[str, Any]]:
     """Return what was measured beside what `agent-r1 check` says, in GB."""
     resolved = with_layout(load_config(config, settings).config)
-    machine = look_at(resolved, None)
+    machine = find_machine(resolved, None)
     found = sum_up(resolved, size_of(resolved.model.path, None, resolved.model.lora), None, machine)
     if device == "cuda":
         pairs = {

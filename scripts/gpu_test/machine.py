@@ -14,10 +14,10 @@ from typing import Any
 
 import psutil
 
-from agent_r1.config.gpu_looks import look_at_gpus, num_shown, unused_gpus
+from agent_r1.config.gpu_checks import check_gpus, num_shown, unused_gpus
 from agent_r1.config.machine import describe_disk, describe_gpus
 from agent_r1.config.packages import installed_version
-from agent_r1.config.redis_server import look_at_own_redis
+from agent_r1.config.redis_server import check_own_redis
 from agent_r1.runtime.files.disk_space import SHARED_MEMORY, free_bytes
 from agent_r1.runtime.gpu_needs import check_compiler, check_shared_memory
 from agent_r1.runtime.gpus import read_devices, read_gpus
@@ -41,7 +41,7 @@ print(json.dumps({"cuda": torch.version.cuda, "architectures": torch.cuda.get_ar
 
 def missing_redis() -> str | None:
     """Say why no Redis can be started here; None: one can."""
-    return next(iter(look_at_own_redis().problems), None)
+    return next(iter(check_own_redis().problems), None)
 
 
 def missing_gpu() -> str | None:
@@ -65,7 +65,7 @@ def look(device: str) -> Part:
     if device == "cuda":
         problems += ["no GPU was found; DEVICE=cpu takes a tiny model"] if missing_gpu() else []
         problems += filter(None, [unused_gpus()])
-        for one in look_at_gpus():
+        for one in check_gpus():
             figures[one.name] = one.found or "a problem"
             problems += one.problems
         figures |= _of_torch()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 CONFIG_HELP = "configuration: a .toml file, or the config.json of a run folder"
@@ -48,6 +48,22 @@ def number(least: float, most: float = LARGEST, *, or_0: bool = False) -> Callab
 
 def _limits(least: float, most: float) -> str:
     return f"of {least:g} or more" if most == LARGEST else f"from {least:g} to {most:g}"
+
+
+def refuse_beside(option: str, others: Mapping[str, object]) -> None:
+    """Refuse options that another one leaves without effect.
+
+    Args:
+        option: the other one, as users write it.
+        others: values of the options without effect; None or False where one was not given.
+
+    Raises:
+        ValueError: one was given.
+    """
+    given = [name for name, value in others.items() if value is not None and value is not False]
+    if given:
+        does, them = ("does", "it") if len(given) == 1 else ("do", "them")
+        raise ValueError(f"{' and '.join(given)} {does} nothing with {option}; leave {them} out")
 
 
 def add_config(parser: argparse.ArgumentParser, *, required: bool = True) -> None:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from pydantic import ValidationError
-
-from agent_r1.config.run import OUTPUT_KEYS, Config, load_config
-from agent_r1.config.sources import ConfigError, collect, explain
-from agent_r1.runtime.config import REDIS_PASSWORD_VARIABLE, RedisConfig, RunConfig, hide_password
+from agent_r1.config.host_settings import given_redis
+from agent_r1.config.run import Config, load_config
+from agent_r1.config.sources import ConfigError
+from agent_r1.runtime.config import RunConfig, hide_password
 from agent_r1.runtime.files.run_folder import CONFIG_FILE, live_redis_url
 from agent_r1_proto.connection import Keys
 from agent_r1_proto.redis_trouble import find_trouble
@@ -81,49 +78,6 @@ def redis_and_name(
     if url is None:
         raise ConfigError(f"the run in {folder} is not running, and its Redis has stopped with it")
     return url, name or name_in(config.run)
-
-
-def given_redis(url: str) -> str:
-    """Return the URL to connect to for the option --redis.
-
-    Password and certificates are where the variables of `[redis]` say.
-
-    Raises:
-        ConfigError: the URL holds a password.
-    """
-    return redis_of_this_host(own_settings([redis_option(url)])).connection_url()
-
-
-def redis_option(url: str) -> str:
-    """Return the `KEY=VALUE` that the option --redis stands for.
-
-    Raises:
-        ConfigError: the URL holds a password.
-    """
-    if hide_password(url) != url:
-        raise ConfigError(
-            f"--redis ({hide_password(url)}) holds a password, which every user of this machine "
-            f"can read in the list of processes; set the variable {REDIS_PASSWORD_VARIABLE} "
-            "instead, or name the run's folder with --run"
-        )
-    return f"redis.url={json.dumps(url)}"
-
-
-def own_settings(options: Sequence[str]) -> dict[str, Any]:
-    """Return what this host's `AGENT_R1__` variables and options set, as nested tables."""
-    return collect(Config, file=None, environ=os.environ, options=options, outputs=OUTPUT_KEYS)[0]
-
-
-def redis_of_this_host(settings: Mapping[str, Any]) -> RedisConfig:
-    """Return the table `[redis]` of such settings.
-
-    Raises:
-        ConfigError: a value is not allowed.
-    """
-    try:
-        return RedisConfig.model_validate(settings.get("redis", {}))
-    except ValidationError as exc:
-        raise ConfigError(explain(exc, {})) from exc
 
 
 async def check_redis(url: str, name: str, setting: str) -> None:

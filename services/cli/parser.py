@@ -104,10 +104,10 @@ RENAMED = {
     "doctor": "check",
     "estimate": "check CONFIG",
     "config check": "check CONFIG",
-    "tools list": "status",
-    "rollout list": "status",
-    "reward list": "status",
-    "dead-letters list": "status",
+    "tools list": "status RUN",
+    "rollout list": "status RUN",
+    "reward list": "status RUN",
+    "dead-letters list": "status RUN",
     "dead-letters show": "show RUN --dead-letter ID",
 }
 """Commands of earlier releases, and those that do their work now."""

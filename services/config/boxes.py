@@ -36,7 +36,7 @@ TOLERANCE = 0.2
 
 @dataclass(frozen=True)
 class Machine:
-    """What there is to fit into: one machine, or several of a kind."""
+    """Machine that a run has to fit into, or several of a kind."""
 
     gpu_bytes: float | None
     """Of one GPU; None: the run is on the CPU."""
@@ -51,7 +51,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Load:
-    """What is placed on some GPUs alike, or in the memory of a machine."""
+    """Load of some GPUs, the same on each, or of a machine's memory."""
 
     name: str
     """Of the GPUs or the machine."""

@@ -1,7 +1,7 @@
 """Checks of what a configuration names outside itself: models, data, corpora, user code, machines.
 
 Every command that starts something calls `check`, which lists every problem before anything starts;
-`agent-r1 check` prints what `look` finds. `run.py` checks values and tables; this module files;
+`agent-r1 check` prints what `find` returns. `run.py` checks values and tables; this module files;
 code.py loads code and tokenizer, machine.py looks at the machine.
 """
 
@@ -22,7 +22,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from agent_r1.config.code import load_everything
 from agent_r1.config.findings import Check, Findings
-from agent_r1.config.machine import Purpose, look_at_machine
+from agent_r1.config.machine import Purpose, check_machine
 from agent_r1.config.packages import LEARNER, PEFT, WHOLE_RUN, missing_packages_problem
 from agent_r1.config.run import SUPERVISED, Config
 from agent_r1.config.sources import ConfigError, at_hand, quoted
@@ -260,7 +260,7 @@ def problems(config: Config, purpose: Purpose, kinds: Kinds | None = None) -> li
     found = list(_table_problems(config, purpose))
     models = {"model.path": config.model.path}
     for name, table in config.reward.to_serve().items():
-        models[f"reward.{name}.path"] = str(table.path)
+        models[f"reward.servers.{name}.path"] = str(table.path)
     found += [p for key, path in models.items() if (p := check_model(path, key)) is not None]
     try:
         use_plugins(config)
@@ -269,15 +269,21 @@ def problems(config: Config, purpose: Purpose, kinds: Kinds | None = None) -> li
     return found + list(_file_problems(config, purpose, {} if kinds is None else kinds))
 
 
-def look(
-    config: Config, purpose: Purpose, *, machine: bool = True, resume: bool = False
+def find(
+    config: Config,
+    purpose: Purpose,
+    *,
+    machine: bool = True,
+    memory: bool = True,
+    resume: bool = False,
 ) -> Findings:
     """Find everything that would keep a command from working; start nothing.
 
     Args:
         config: the configuration.
         purpose: the command that will run.
-        machine: also look at what depends on this machine.
+        machine: also check what depends on this machine.
+        memory: of this, also check the memory; False where the caller sums it up.
         resume: the run folder may hold a run.
     """
     if machine:
@@ -293,7 +299,7 @@ def look(
     findings = Findings([Check("configuration", f"for {purpose}", found, here=False)])
     model = check_model(config.model.path) is None
     if model and not Path(config.model.path).is_dir() and not in_hub_cache(config.model.path):
-        findings.checks.append(_look_at_hub(config, machine=machine))
+        findings.checks.append(_check_hub(config, machine=machine))
         model = machine and not findings.machine
     with ThreadPoolExecutor(1) as thread:
         loading = thread.submit(
@@ -303,16 +309,17 @@ def look(
             samples=purpose not in SUPERVISED,
             model=model,
             machine=machine,
+            memory=memory,
             task=_some_task(config),
             prompts=dict(kinds.values()),
         )
         if machine:
-            findings.checks += look_at_machine(config, purpose, resume=resume, specs=findings.specs)
+            findings.checks += check_machine(config, purpose, resume=resume, specs=findings.specs)
         findings.add(loading.result())
     return findings
 
 
-def _look_at_hub(config: Config, *, machine: bool) -> Check:
+def _check_hub(config: Config, *, machine: bool) -> Check:
     """Look at a model that is a name on the hub."""
     path = config.model.path
     if not machine:
@@ -339,12 +346,12 @@ def _some_task(config: Config) -> Task | None:
 def check(
     config: Config, purpose: Purpose, *, machine: bool = True, resume: bool = False
 ) -> Findings:
-    """Refuse a configuration in which `look` finds a problem.
+    """Refuse a configuration in which there is a problem.
 
     Raises:
         ConfigError: lists every problem found, one a line.
     """
-    return refuse(look(config, purpose, machine=machine, resume=resume))
+    return refuse(find(config, purpose, machine=machine, resume=resume))
 
 
 def refuse(findings: Findings) -> Findings:

@@ -35,6 +35,7 @@ def load_everything(
     samples: bool,
     model: bool,
     machine: bool,
+    memory: bool = True,
     task: Task | None,
     prompts: Mapping[str, Task] | None = None,
 ) -> Findings:
@@ -45,7 +46,8 @@ def load_everything(
         trains: the learner's functions are needed.
         samples: tools, environment and reward are needed, and the chat template with calls.
         model: the model is there, so that its tokenizer can be loaded.
-        machine: also look at what depends on this machine.
+        machine: also check what depends on this machine.
+        memory: of this, also check whether an engine fits in its memory.
         task: some task, to construct the environment with.
         prompts: tasks whose prompts are rendered, by file and line.
     """
@@ -70,6 +72,7 @@ def load_everything(
         offered=list(config.tools) if config.env.enable_tools is None else config.env.enable_tools,
         samples=samples,
         machine=machine,
+        memory=memory,
     )
     return _load(request.model_dump_json(exclude_unset=True))
 
@@ -89,10 +92,10 @@ def _load(request: str) -> Findings:
             break
         failed.append(part)
     specs = {report.spec.name: report.spec for report in reports if report.spec is not None}
-    return Findings([*died, *_looks(reports)], specs)
+    return Findings([*died, *_checks(reports)], specs)
 
 
-def _looks(reports: Sequence[Report]) -> Iterator[Check]:
+def _checks(reports: Sequence[Report]) -> Iterator[Check]:
     """Yield each part that was loaded, with what was said of it."""
     part, said = "", dict[str, list[str]]()
     for report in reports:

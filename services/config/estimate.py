@@ -58,7 +58,7 @@ LONGEST_REASON = 200
 
 @dataclass(frozen=True)
 class ModelSize:
-    """What memory depends on."""
+    """Sizes of a model that memory depends on."""
 
     weights: int
     """P"""
@@ -323,7 +323,7 @@ def learner_parts(
 
 
 def _has_reference(config: Config) -> bool:
-    """Whether a rank holds a reference; with adapters, it is the policy without them."""
+    """Return whether a rank holds a reference; with adapters, it is the policy without them."""
     return config.learner.kl != "none" and config.model.lora is None
 
 

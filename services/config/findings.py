@@ -38,7 +38,7 @@ class Check:
 
 @dataclass
 class Findings:
-    """What a check has found."""
+    """Findings of several checks."""
 
     checks: list[Check] = field(default_factory=list)
     specs: dict[str, ToolSpec] = field(default_factory=dict)
@@ -46,17 +46,17 @@ class Findings:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong wherever the configuration is used."""
+        """Problems wherever the configuration is used."""
         return _once(text for check in self.checks if not check.here for text in check.problems)
 
     @property
     def machine(self) -> list[str]:
-        """What is wrong on this machine."""
+        """Problems on this machine."""
         return _once(text for check in self.checks if check.here for text in check.problems)
 
     @property
     def notes(self) -> list[str]:
-        """What could not be checked, or may be wrong."""
+        """Notes of what could not be checked, or may be wrong."""
         return _once(text for check in self.checks for text in check.notes)
 
     def add(self, other: Findings) -> None:

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Literal
 
 from agent_r1.config.findings import Check
-from agent_r1.config.gpu_looks import (
+from agent_r1.config.gpu_checks import (
+    check_gpus,
     dtype_problem,
-    look_at_gpus,
     num_shown,
     unused_gpus,
 )
 from agent_r1.config.packages import flash_attention_problem, installed_version
 from agent_r1.config.placement import place
-from agent_r1.config.redis_server import ANSWER_TIMEOUT_S, look_at_redis
+from agent_r1.config.redis_server import ANSWER_TIMEOUT_S, check_run_redis
 from agent_r1.config.run import SUPERVISED, Config
 from agent_r1.config.sources import ConfigError
 from agent_r1.learner.config import EngineConfig
@@ -48,7 +48,7 @@ WIDEST_VALUE_BYTES = 4
 """Of a weight in the model's files."""
 
 
-def look_at_machine(
+def check_machine(
     config: Config, purpose: Purpose, *, resume: bool, specs: dict[str, ToolSpec]
 ) -> Iterator[Check]:
     """Look at what this machine has for a configuration.
@@ -63,7 +63,7 @@ def look_at_machine(
     gpu_problems = gpu_problems or list(_placement_problems(config, purpose))
     yield Check("GPUs", describe_gpus(), gpu_problems)
     if not _trains_on_cpu(config, purpose):
-        yield from look_at_gpus()
+        yield from check_gpus()
     if purpose == "train":
         folder = config.run.folder()
         yield Check("disk", describe_disk(folder), list(_folder_problems(config, resume=resume)))
@@ -74,7 +74,7 @@ def look_at_machine(
             yield Check("checkpoint", str(folder), list(_checkpoint_problems(config)))
     if purpose in SUPERVISED:
         return
-    yield look_at_model_runner(config)
+    yield check_model_runner(config)
     token: RunToken | None = None
     token_problems: list[str] = []
     try:
@@ -82,18 +82,18 @@ def look_at_machine(
     except ValueError as exc:
         token_problems.append(str(exc))
     yield Check("run token", "given" if token else "made for each start", token_problems)
-    yield from look_at_redis(config, trains=purpose == "train")
-    yield _look_at_ports(config, trains=purpose == "train")
+    yield from check_run_redis(config, trains=purpose == "train")
+    yield _check_ports(config, trains=purpose == "train")
     tool_problems = list(_tool_problems(config, specs, token))
     yield Check("tools", ", ".join(config.tools) or "none", tool_problems)
     for tool in config.started_tools().values():
         if tool.type in SANDBOXED and tool.settings.get("sandbox") != "container":
             configured = tool.settings.get("bwrap")
-            yield look_at_sandbox(str(configured) if configured else None)
+            yield check_sandbox(str(configured) if configured else None)
             break
 
 
-def look_at_model_runner(config: Config) -> Check:
+def check_model_runner(config: Config) -> Check:
     """Say which of vLLM's model runners will sample here."""
     on_cpu = usable_gpus() == 0
     try:
@@ -105,7 +105,7 @@ def look_at_model_runner(config: Config) -> Check:
     return Check("model runner", f"vLLM's {runner}, on {'the CPU' if on_cpu else 'GPUs'}")
 
 
-def _look_at_ports(config: Config, *, trains: bool) -> Check:
+def _check_ports(config: Config, *, trains: bool) -> Check:
     from agent_r1.runtime.http.serving import bind_unprotected
 
     problems: list[str] = []
@@ -119,7 +119,7 @@ def _look_at_ports(config: Config, *, trains: bool) -> Check:
     return Check("ports", shown or "each service takes a free one", problems)
 
 
-def look_at_sandbox(bwrap: str | None = None) -> Check:
+def check_sandbox(bwrap: str | None = None) -> Check:
     """Return the program that isolates the model's code; `bwrap` is the configured one."""
     from agent_r1.sandbox.bubblewrap import find_bwrap
 

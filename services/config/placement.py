@@ -146,7 +146,7 @@ class RayConfig(StrictConfig):
 
 @dataclass(frozen=True)
 class Place:
-    """What one process may use; nothing named is everything."""
+    """GPUs and cores that one process may use; nothing named is everything."""
 
     gpus: tuple[int, ...] = ()
     cores: tuple[int, ...] = ()
@@ -162,7 +162,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the processes of a run are."""
+    """Places of the processes of a run."""
 
     rollout: tuple[Place, ...]
     learner: Place = Place()
@@ -171,7 +171,7 @@ class Placement:
 
     @property
     def shares_gpus(self) -> bool:
-        """Whether the learner is on a GPU of a rollout server."""
+        """Return whether the learner is on a GPU of a rollout server."""
         return bool(set(self.learner.gpus) & set(chain(*(one.gpus for one in self.rollout))))
 
 

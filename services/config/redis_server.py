@@ -31,10 +31,10 @@ CLOCK_LIMIT_S = 5.0
 """Clocks that differ by more are worth a note: times of two machines are compared for metrics."""
 
 
-def look_at_redis(config: Config, *, trains: bool) -> list[Check]:
+def check_run_redis(config: Config, *, trains: bool) -> list[Check]:
     """Return what there is to say of the run's Redis, and of this machine's clock against it."""
     if config.redis.url is None:
-        return [look_at_own_redis()]
+        return [check_own_redis()]
     from redis import Redis, RedisError
 
     from agent_r1_proto.connection import Keys
@@ -61,7 +61,7 @@ def look_at_redis(config: Config, *, trains: bool) -> list[Check]:
     problems = list(_problems(config, shown, info, trains=trains))
     return [
         Check("Redis", f"{shown}: {_describe(info)}", problems, list(_notes(info))),
-        _look_at_clock(seconds + microseconds / 1e6 - time.time()),
+        _check_clock(seconds + microseconds / 1e6 - time.time()),
     ]
 
 
@@ -108,7 +108,7 @@ def find_redis_server() -> Path:
     )
 
 
-def look_at_own_redis() -> Check:
+def check_own_redis() -> Check:
     """Return the program that a run without `redis.url` starts."""
     try:
         return Check("Redis", f"the run starts {find_redis_server()}")
@@ -165,7 +165,7 @@ def _notes(info: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _look_at_clock(ahead_s: float) -> Check:
+def _check_clock(ahead_s: float) -> Check:
     note = (
         f"the clocks of Redis and of this machine differ by {abs(ahead_s):.0f} s, and so do times "
         "in metrics; synchronize both (`timedatectl set-ntp true`)"

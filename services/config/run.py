@@ -92,7 +92,7 @@ class EpisodesConfig(StrictConfig):
 class Config(StrictConfig):
     """Every table of `run.toml`."""
 
-    config_version: Literal[2] = CONFIG_VERSION
+    config_version: int = CONFIG_VERSION
     """Version of the keys and their meaning. A release refuses a file of a later one."""
     run: RunConfig = RunConfig()
     model: ModelConfig

@@ -29,7 +29,7 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from agent_r1.config.versions import CONFIG_VERSION, Key, new_name, put, translate
+from agent_r1.config.versions import CONFIG_VERSION, Key, check_version, new_name, put, translate
 from agent_r1.runtime.config import FOLDER_OR_NAME
 from agent_r1.runtime.files.file_formats import read_text
 from agent_r1.runtime.files.task_source import HUB_PREFIX
@@ -291,16 +291,18 @@ def read_chain(file: Path, above: Sequence[Path] = ()) -> list[tuple[Path, dict[
 
 def _check_version(values: dict[str, Any], file: Path) -> None:
     """Refuse a later version, and leave nothing of an older one in what a run has written."""
-    version = values.get(VERSION_KEY)
-    if isinstance(version, int) and not isinstance(version, bool) and version > CONFIG_VERSION:
-        raise ConfigError(
-            f"{VERSION_KEY} ({version}, {file}) must be <= {CONFIG_VERSION}, the newest that this "
-            "release of agent-r1 reads; upgrade it"
-        )
-    if version == 1:
-        del values[VERSION_KEY]
+    version = values.pop(VERSION_KEY, None)
+    if version is not None:
+        _require_readable(version, f"file {file}")
     if file.suffix == ".json" and version != CONFIG_VERSION:
         translate(values)
+
+
+def _require_readable(version: object, source: str) -> None:
+    try:
+        check_version(version, source)
+    except ValueError as exc:
+        raise ConfigError(str(exc)) from exc
 
 
 def parse_text(text: str, annotation: Any) -> Any:
@@ -447,6 +449,9 @@ def collect(
     origins: dict[Key, str] = {}
 
     def apply(setting: Setting) -> None:
+        if setting.key == (VERSION_KEY,):
+            _require_readable(setting.value, setting.source)
+            return
         base = Path.cwd() if setting.key in outputs else setting.base
         value = located(setting.value, field_annotation(tables, setting.key), base)
         put(tree, setting.key, value)
@@ -465,7 +470,7 @@ def collect(
 
 
 def is_secret(key: Key) -> bool:
-    """Whether what a key holds is shown to nobody, by the key's name."""
+    """Return whether what a key holds is shown to nobody, by the key's name."""
     return bool(key) and _SECRET_NAME.search(key[-1].lower()) is not None
 
 

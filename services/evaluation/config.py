@@ -19,7 +19,7 @@ configuration names; one retrieval with the question, then one turn."""
 
 
 class QuestioningConfig(StrictConfig):
-    """How questions are asked; `config/run.py` fills it from `[evaluation]` and `[learner]`."""
+    """Settings for asking questions; `config/run.py` fills it from `[evaluation]`, `[learner]`."""
 
     method: Method = "agent"
     """How questions are answered."""

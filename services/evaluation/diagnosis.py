@@ -40,7 +40,7 @@ class Figure:
 
     @property
     def passed(self) -> bool:
-        """Whether the value keeps its bound."""
+        """Return whether the value keeps its bound."""
         kept = self.value >= self.bound if self.at_least else self.value <= self.bound
         return kept and (self.low is None or self.low > 0)
 

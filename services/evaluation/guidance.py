@@ -47,7 +47,7 @@ class Setting(NamedTuple):
 
 
 class Guidance(Message):
-    """How well a scorer tells candidates of one state apart, and the best setting for it."""
+    """Quality of a scorer at telling candidates of one state apart, and its best setting."""
 
     places: int
     """States with several candidates, on which all of this was measured."""
@@ -82,7 +82,7 @@ class Guidance(Message):
 
     @property
     def why_unled(self) -> str:
-        """Why the scorer should not lead a search; "" where it should."""
+        """Return why the scorer should not lead a search; "" where it should."""
         if self.auc is None:
             return "no scorer was asked"
         if self.auc < LEAST_AUC:
@@ -96,7 +96,7 @@ class Guidance(Message):
 
     @property
     def why_not(self) -> str:
-        """Why no search should be made; "" where one should."""
+        """Return why no search should be made; "" where one should."""
         if self.places < LEAST_PLACES:
             return f"{self.places} states had several candidates, and {LEAST_PLACES} are needed"
         if self.gain[1] <= 0.0:

@@ -48,7 +48,7 @@ SHOWN_REASONS = 5
 
 @dataclass(frozen=True)
 class Progress:
-    """How far an evaluation is."""
+    """Progress of an evaluation."""
 
     stage: str
     """`retrieved` (naive_rag, before the model is asked) or `answered`."""
@@ -111,7 +111,7 @@ class EvaluationRun:
 
     @property
     def retrieves(self) -> bool:
-        """Whether the search tool is asked before the model."""
+        """Return whether the search tool is asked before the model."""
         return self._questioning.method == "naive_rag"
 
     @property

@@ -172,7 +172,7 @@ def _choices(questions: Sequence[Sequence[Answer]]) -> dict[str, Estimate]:
 
 
 def _passes(answer: Answer) -> bool | None:
-    """Whether an answer is right; None where nothing says so.
+    """Return whether an answer is right; None where nothing says so.
 
     Where none of `RIGHT` does, a component of the user's own does, if it is the only one.
     """

@@ -51,7 +51,7 @@ async def is_silent(url: str, client: httpx.AsyncClient) -> bool:
 
 @dataclass(frozen=True)
 class ServiceSpec:
-    """How to run one service."""
+    """Command of one service, and how to run it."""
 
     name: str
     command: Sequence[str]
@@ -112,7 +112,7 @@ class ServiceProcess:
 
     @property
     def running(self) -> bool:
-        """Whether there is a process that has not ended."""
+        """Return whether there is a process that has not ended."""
         return self.process is not None and self.process.returncode is None
 
     def describe_exit(self, code: int) -> str:
@@ -120,7 +120,7 @@ class ServiceProcess:
         return describe_exit(code, self.oom_kills)
 
     def has_withdrawn(self) -> bool:
-        """Whether the service took its announcement back, which says that it left on purpose."""
+        """Return whether the service took its announcement back: it left on purpose."""
         folder = self.spec.announce_dir
         return folder is not None and not any(folder.glob("*.json"))
 

@@ -60,7 +60,7 @@ def _full_disk(folder: Path) -> str | None:
 
 @dataclass(frozen=True)
 class ServiceState:
-    """How one service is."""
+    """State of one service."""
 
     name: str
     up: bool

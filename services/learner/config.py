@@ -197,7 +197,7 @@ class EngineConfig(StrictConfig):
 
     @property
     def layout(self) -> Layout:
-        """How trajectories lie in a micro-batch."""
+        """Layout of trajectories in a micro-batch."""
         if self.packing:
             return "packed"
         return "shared" if self.share_prefixes else "padded"
@@ -317,7 +317,7 @@ class LearnerConfig(ObjectiveConfig):
 
     @property
     def needs_learner_logprobs(self) -> bool:
-        """Whether the ratio starts at log-probabilities that the learner computes before a batch.
+        """Return whether the ratio starts at log-probabilities that the learner computes first.
 
         Else it starts at the rollout's, and corrects for older samples by itself.
         """
@@ -407,7 +407,7 @@ class SupervisedEngineConfig(EngineConfig):
 
 
 class SupervisedConfig(StrictConfig):
-    """What supervised training on dialogues needs, whatever it learns of them."""
+    """Settings of supervised training on dialogues, whatever it learns of them."""
 
     engine: SupervisedEngineConfig = SupervisedEngineConfig()
     """Keys of `[engine]` that have another value here. A key that is set in neither table has its

@@ -34,7 +34,7 @@ CHUNK_TOKENS = 1024
 
 @dataclass(frozen=True)
 class GradientFigures:
-    """What the gradients of one batch are like."""
+    """Figures of the gradients of one batch."""
 
     top_share: float
     """Share of the squared length of the trajectories' gradients that lies in one direction."""

@@ -56,7 +56,7 @@ class Evaluation:
 
     @property
     def label(self) -> str:
-        """What files and the summary call it: those during training are named by their step."""
+        """Name in files and in the summary: those during training are named by their step."""
         return f"step_{self.step:06d}" if self.name == "during" else self.name
 
     def record(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class Evaluations:
             await asyncio.wait({self._running})
 
     def no_longer_improve(self) -> bool:
-        """Whether `evaluation.patience` evaluations in a row were no better than the best."""
+        """Return whether `evaluation.patience` evaluations in a row were not the best so far."""
         patience = self._spec.evaluation.patience
         return patience is not None and self._summary.evaluations_since_best >= patience
 

@@ -33,7 +33,7 @@ from agent_r1_proto.trajectory import Trajectory
 
 
 class AcceptResult(StrEnum):
-    """What became of a result that was handed in."""
+    """Fate of a result that was handed in."""
 
     FILLED = "filled"
     FAILED = "failed"
@@ -256,7 +256,7 @@ class GroupBuffer:
         return AcceptResult.FILLED if failure_reason(scored) is None else AcceptResult.FAILED
 
     def _usable(self, group: Group) -> bool:
-        """Whether enough of a complete group is left to train on."""
+        """Return whether enough of a complete group is left to train on."""
         has_baseline = group.greedy is not None or not group.has_greedy
         fewest = min(2, self._config.group_size)  # one alone has no advantage
         return len(group.survivors) >= fewest and has_baseline
@@ -277,7 +277,7 @@ class GroupBuffer:
         return self._groups[group_id].opened_version, group_id
 
     def _teaches_nothing(self, group: Group) -> bool:
-        """Whether a group is to be replaced because its rewards are all equal.
+        """Return whether a group is to be replaced because its rewards are all equal.
 
         Beyond the limit groups are taken as they are: a policy that always or never succeeds
         would otherwise wait forever.
@@ -355,7 +355,7 @@ class GroupBuffer:
         return [self._groups[group_id] for group_id in sorted(ids)]
 
     def _waits_for_the_old(self) -> bool:
-        """Whether a group is at its last chance and rollout has younger ones to work on meanwhile.
+        """Return whether a group has its last chance and rollout younger ones to work on meanwhile.
 
         When only the old ones are left, rollout would stand still; one that has missed its last
         chance is not waited for again.

@@ -290,12 +290,12 @@ class ObjectiveConfig(StrictConfig):
 
     @property
     def advantage_parameters(self) -> dict[str, Any]:
-        """What `make_advantage` gives the estimator."""
+        """Parameters that `make_advantage` gives the estimator."""
         return {name: getattr(self, name) for name in SHARED_PARAMETERS} | self.advantage_options
 
     @property
     def estimator(self) -> type[AdvantageEstimator]:
-        """What `advantage` names; the base class, which needs nothing, while it cannot be found.
+        """Class that `advantage` names; the base class while it cannot be found.
 
         A start of the learner refuses what cannot be found; commands may look before.
         """
@@ -306,10 +306,10 @@ class ObjectiveConfig(StrictConfig):
 
     @property
     def has_critic(self) -> bool:
-        """Whether a critic is trained beside the policy."""
+        """Return whether a critic is trained beside the policy."""
         return self.estimator.needs_critic
 
     @property
     def has_greedy_baseline(self) -> bool:
-        """Whether one greedy answer is asked for beside each group."""
+        """Return whether one greedy answer is asked for beside each group."""
         return self.estimator.needs_greedy_baseline

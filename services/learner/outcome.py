@@ -24,7 +24,7 @@ FAILED = "failed"
 
 
 class _End(BaseModel):
-    """What a later start reads of a summary."""
+    """Fields of a summary that a later start reads."""
 
     model_config = ConfigDict(strict=True)
 

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """What turns a task into the prompt that the model sees."""
+    """Settings that turn a task into the prompt that the model sees."""
 
     model_path: str
     system_prompt: str | None

@@ -47,7 +47,7 @@ class RunSpec:
 
     @cached_property
     def store(self) -> RunStore | None:
-        """Where checkpoints and ledger are besides the folder (`learner.checkpoint_url`)."""
+        """Store of checkpoints and ledger besides the folder (`learner.checkpoint_url`)."""
         return open_run_store(self.run, self.learner, resume=self.resume)
 
     @cached_property
@@ -79,7 +79,7 @@ class RunSpec:
 
     @property
     def weights_dir(self) -> Path:
-        """Where weight versions of this run are published."""
+        """Folder in which weight versions of this run are published."""
         if self.learner.weights_dir is None:
             return self.folder.path / "weights"
         return self.learner.weights_dir / self.run.id

@@ -105,12 +105,14 @@ def transcript_of(request: ScoreRequest) -> str:
     """
     lines: list[str] = []
     for turn in request.turns:
-        lines.append(_said("assistant", turn.text.strip()))
-        lines += [_said(_speaker(turn, reply), shown_text(reply.content)) for reply in turn.shown()]
+        lines.append(_spoken("assistant", turn.text.strip()))
+        lines += [
+            _spoken(_speaker(turn, reply), shown_text(reply.content)) for reply in turn.shown()
+        ]
     return "\n".join(lines)
 
 
-def _said(speaker: str, text: str) -> str:
+def _spoken(speaker: str, text: str) -> str:
     return f"{escaped_line(speaker)}: " + escaped(text).replace("\n", "\n  ")
 
 

@@ -1,4 +1,4 @@
-"""The component `reward_model`: how likely an interaction is right, says a trained model.
+"""The component `reward_model`: the probability that an interaction is right, by a trained model.
 
 `agent-r1 train-reward` makes the model, and any server with OpenAI's chat API that gives
 log-probabilities serves it (`vllm serve`). model_server.py asks.

@@ -68,7 +68,7 @@ class Versions(Generic[C]):
         return [component.server for component in self._made.values()]
 
     def knows(self, version: str) -> bool:
-        """Whether a version can be asked."""
+        """Return whether a version can be asked."""
         return any(model.version == version for model in self._models)
 
     def know(self, models: Sequence[ScoringModel]) -> None:

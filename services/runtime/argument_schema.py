@@ -48,7 +48,7 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class SchemaProblem:
-    """What makes a schema unusable."""
+    """Reason why a schema is unusable."""
 
     path: Path
     """Where in the schema."""

@@ -127,7 +127,7 @@ class ModelConfig(StrictConfig):
 
     @property
     def policy(self) -> str:
-        """What names the policy: the folder of the adapter it starts from, else `path`."""
+        """Name of the policy: the folder of the adapter it starts from, else `path`."""
         return str(self.lora.path) if self.lora and self.lora.path else self.path
 
 
@@ -210,7 +210,7 @@ class RedisConfig(StrictConfig):
 
 
 class ListenConfig(StrictConfig):
-    """Where an HTTP service listens."""
+    """Address at which an HTTP service listens."""
 
     host: str = "127.0.0.1"
     """Address to bind."""

@@ -57,7 +57,7 @@ class EvalResult:
 
     @property
     def reason(self) -> str:
-        """Why it failed; "" when it did not."""
+        """Reason why it failed; "" when it did not."""
         if not self.failed:
             return ""
         if self.scored is None:

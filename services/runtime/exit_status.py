@@ -11,7 +11,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 """Tell a service to stop in order."""
 
 EXIT_FAILED = 1
-"""A run stopped for a reason that was printed."""
+"""A run stopped for a reason that was printed; or a check, an attempt or a bound failed."""
 EXIT_REASON = 2
 """Nothing was done, or a service stopped, for a reason that was printed: trying again is no help
 before the user has changed something."""

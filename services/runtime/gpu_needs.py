@@ -1,6 +1,6 @@
 """Checks of what GPUs need below the packages: driver, GPUs, C compiler, Python.h, /dev/shm.
 
-deploy/preflight.py asks before anything is installed, config/gpu_looks.py before a run, for
+setup/preflight.py asks before anything is installed, config/gpu_checks.py before a run, for
 `agent-r1 check` and for `make test-gpu`. Standard library only, and Python 3.7 can run it.
 """
 
@@ -52,7 +52,7 @@ class Finding(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is missing."""
+        """Return whether nothing is missing."""
         return not self.remedy
 
 

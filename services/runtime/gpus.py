@@ -1,7 +1,7 @@
 """The driver and the GPUs of this machine, as NVIDIA's management library (NVML) tells them.
 
 The library comes with the driver, and is called without a package: tools and reward have none, and
-`deploy/preflight.py` asks before anything is installed (Python 3.7 can run this).
+`setup/preflight.py` asks before anything is installed (Python 3.7 can run this).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Device:
-    """What one GPU is."""
+    """Facts of one GPU."""
 
     index: int
     name: str

@@ -1,6 +1,6 @@
 """The memory of this machine, and what of it this process may still take.
 
-Standard library only, and for Python 3.7: `deploy/preflight.py` asks before anything is installed.
+Standard library only, and for Python 3.7: `setup/preflight.py` asks before anything is installed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OOM_COUNTERS = (
 
 
 class _GroupFiles(NamedTuple):
-    """Where a version of control groups tells what a group may take; paths below `CGROUP`."""
+    """Files in which a version of control groups tells what a group may take, below `CGROUP`."""
 
     limit: str
     used: str

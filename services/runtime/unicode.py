@@ -1,7 +1,7 @@
-"""Text from outside, made sendable: half of a surrogate pair has no UTF-8, so no message holds it.
+"""Replaces lone surrogates, which UTF-8 cannot encode, and escapes control characters.
 
-Python code makes them easily (`json.loads` of an escape, file names). The tool service repairs what
-tools return, rollout what environments return and what exceptions say.
+Python code makes lone surrogates easily (`json.loads` of an escape, file names). The tool service
+repairs what tools return, rollout what environments return and what exceptions say.
 """
 
 from __future__ import annotations

@@ -28,8 +28,17 @@ MOVED_MODULES = {
     "agent_r1.tools.mcp_client": "agent_r1.tools.mcp.client",
     "agent_r1.tools.python_exec": "agent_r1.tools.sandbox.python_exec",
     "agent_r1.tools.search": "agent_r1.tools.search.tool",
+    "agent_r1.rollout.envs.tool_env": "agent_r1.rollout.envs.base",
+    **{
+        f"agent_r1.rollout.tool_formats{module}": f"agent_r1.text.tool_formats{module}"
+        for module in ("", ".base", ".code_block", ".hermes", ".llama3_json", ".mistral", ".react")
+    },
 }
-"""Modules that configurations and users' code may name as they were called in version 0.1.0."""
+"""Modules of built-in classes that configurations and users' code may name as they were called.
+
+What a run of an older version has written is translated (config/versions.py); elsewhere an old name
+is refused with the new one.
+"""
 _OURS = {"agent_r1", "agent_r1_deploy", "agent_r1_proto", "__main__"}
 """Packages whose lines are not the user's; a service is the main module of its process."""
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
@@ -85,6 +94,12 @@ def check_methods(kind: type, owner: str, methods: Mapping[str, Sequence[str]]) 
                 f"{owner}: {name}{signature} cannot be called: {exc}; write "
                 f"`async def {name}({', '.join(('self', *arguments))})`"
             ) from exc
+
+
+def new_code_name(name: str) -> str:
+    """Return what a `module:Name` of an older version is called now; anything else as it is."""
+    module, colon, attribute = name.partition(":")
+    return f"{MOVED_MODULES.get(module, module)}:{attribute}" if colon else name
 
 
 def import_named(name: str, label: str) -> Any:

@@ -27,7 +27,7 @@ _OLDEST = (3, 10)
 
 @dataclass(frozen=True)
 class Interpreter:
-    """What a sandbox must see of an interpreter."""
+    """Files of an interpreter that a sandbox must see."""
 
     executable: Path
     """The binary itself: of a virtual environment, the one it was made from."""

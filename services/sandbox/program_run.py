@@ -30,7 +30,7 @@ Why = Literal["ended", "wall", "output", "memory", "files", "killed"]
 
 
 class RunResult(BaseModel):
-    """How one run ended."""
+    """Result of one run."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -134,7 +134,7 @@ class Run:
 
 
 class _Output:
-    """What comes out of a pipe, up to the limit."""
+    """Output of a pipe, up to the limit."""
 
     def __init__(self, fd: int, exceed: Callable[[], None]) -> None:
         self._fd: int | None = fd

@@ -60,7 +60,7 @@ class SandboxEndedError(Exception):
 
 @dataclass(frozen=True)
 class SandboxPlan:
-    """What every sandbox of a service is made of."""
+    """Plan from which every sandbox of a service is made."""
 
     settings: SandboxSettings
     interpreter: Interpreter
@@ -135,12 +135,12 @@ class Worker:
 
     @property
     def reusable(self) -> bool:
-        """Whether nothing is left of the last call, and another one is allowed."""
+        """Return whether nothing is left of the last call, and another one is allowed."""
         return self._clean and self._calls < self.plan.settings.reuse_calls
 
     @property
     def usable(self) -> bool:
-        """Whether the last run of this call has left the sandbox empty, for the next one."""
+        """Return whether the last run of this call has left the sandbox empty, for the next one."""
         return self._clean
 
     def begin_call(self) -> None:
@@ -149,7 +149,7 @@ class Worker:
 
     @property
     def complaint(self) -> str:
-        """What the sandbox wrote to standard output and error outside of runs."""
+        """Output and errors that the sandbox wrote outside of runs."""
         return self._complaint.decode(errors="replace")
 
     async def run_program(self, code: str, *, wall_s: float) -> RunResult:

@@ -102,7 +102,7 @@ class _Search:
         return closing
 
     def _quotes(self, start: int, end: int, position: int) -> bool:
-        """Whether a string between `start` and `end` holds what stands at a position."""
+        """Return whether a string between `start` and `end` holds what stands at a position."""
         strings = _STRING.finditer(self.text, start, end) if position < end else ()
         return any(string.start() < position < string.end() for string in strings)
 
@@ -271,7 +271,7 @@ class TurnReader:
         return not between.replace(self.tool_format.separator, " ").strip()
 
     def _is_whole(self, text: str, block: _Block) -> bool:
-        """Whether a block ends as it should, and holds no tag that would begin or end another."""
+        """Return whether a block ends as it should and holds no tag that begins or ends another."""
         if block.kind != "calls":
             tags = (*MARKUP, *self.tool_format.markup)
             return block.closed and not any(tag in block.content for tag in tags)
@@ -354,8 +354,8 @@ def _opening_thought(text: str, blocks: Sequence[_Block]) -> str | None:
 
 
 def _opens_in_thought(turns: Sequence[ScoreTurn]) -> bool:
-    """Whether turns begin inside a thought: one that was read says so; of others, some close a
-    thought that they did not open, and none opens one at its beginning."""
+    """Return whether turns begin inside a thought: one that was read says so; of others, some close
+    a thought that they did not open, and none opens one at its beginning."""
     read = [turn for turn in turns if turn.well_formed is not None]
     begins = any(turn.text.lstrip().startswith(THINK_OPEN) for turn in turns)
     return any(map(_closes_only, read)) or (not begins and any(map(_closes_only, turns)))

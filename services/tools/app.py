@@ -140,7 +140,7 @@ class ToolService:
 
     @property
     def health(self) -> ToolHealth:
-        """What `GET /healthz` answers."""
+        """Return the answer to `GET /healthz`."""
         return ToolHealth(
             status="draining" if self._draining or self._leaving else "ok",
             name=self.spec.name,

@@ -55,7 +55,7 @@ class ToolBusyError(ToolUnavailableError):
 
 @dataclass(frozen=True)
 class CallContext:
-    """What a tool knows about a call besides its arguments."""
+    """Facts about a call besides its arguments."""
 
     rollout_id: str
     """The attempt that calls: `run/incarnation/group/sample/attempt`."""
@@ -110,8 +110,8 @@ class Tool(ABC):
 
     @property
     def forks(self) -> bool:
-        """Whether `fork` is written; otherwise a branch of the interaction gets a fresh session,
-        in which the calls so far are made once more."""
+        """Return whether `fork` is written; otherwise a branch of the interaction gets a fresh
+        session, in which the calls so far are made once more."""
         return type(self).fork is not Tool.fork
 
     @abstractmethod

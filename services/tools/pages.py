@@ -22,7 +22,7 @@ _BLOCKS = {"p", "div", "br", "li", "tr", "h1", "h2", "h3", "h4", "h5", "h6", "se
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a trajectory reads."""
+    """Place at which a trajectory reads."""
 
     document: str = ""
     page: int = 0

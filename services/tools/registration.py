@@ -153,7 +153,7 @@ class Announcer:
         return await self._if_redis_answers(self._is_kept())
 
     async def _is_kept(self) -> bool:
-        """Whether trajectories keep a version that only this instance serves."""
+        """Return whether trajectories keep a version that only this instance serves."""
         tool, version = self._instance.tool, self._instance.version
         state = (await self.registry.read([tool]))[tool]
         if any(one.version == version and not one.draining for one in state.instances):

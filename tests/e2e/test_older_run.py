@@ -22,10 +22,10 @@ from agent_r1.cli import main as cli
 from agent_r1.config.run import Config, load_config
 from agent_r1.launch import local_client
 from agent_r1.learner.main import build_engine
-from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.train import Learner
 from agent_r1_proto.streams import Broker
 from tests.integration.test_learner_algorithms import LEARN_S, Services, answer
+from tests.support.config_scene import run_spec
 from tests.support.runs import finished
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -67,17 +67,7 @@ async def test_the_learner_goes_on_with_an_older_run(
     keys = {"redis.url": redis_url, "run.id": run_id, "learner.steps": 6}
     options = [f"{key}={value}" for key, value in {**keys, "learner.canary_tokens": 0}.items()]
     config = load_config(run / "config.json", options).config
-    spec = RunSpec(
-        run=config.run,
-        model=config.model,
-        redis=config.redis,
-        prompts=config.prompt_order(),
-        learner=config.learner,
-        engine=config.engine,
-        evaluation=config.evaluation,
-        resolved_config={},
-        resume=True,
-    ).prepare()
+    spec = run_spec(config, resume=True).prepare()
     with build_engine(spec) as engine:
         async with (
             await Broker.connect(redis_url, run_id) as broker,

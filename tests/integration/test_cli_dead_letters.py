@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -81,7 +82,7 @@ def test_letters_are_listed_with_stream_key_and_reason(
         f"{letter_id}  1970-01-01 00:00:00 UTC  scored_trajectories  {scored().stream_key()}"
     )
     assert second.strip() == "failed 3 times: no answers in the payload"
-    assert last.startswith("1 dead letters; ")
+    assert last.startswith("1 dead letter; ")
 
 
 def test_a_letter_is_shown_in_full_with_its_arrays_as_sizes(
@@ -99,7 +100,7 @@ def test_a_letter_is_shown_in_full_with_its_arrays_as_sizes(
 def test_retry_puts_letters_back_on_their_stream(run: Run, capsys: pytest.CaptureFixture[str]):
     first, _ = run.leave("one"), run.leave("two")
     assert run.retry(first) == 0
-    assert "1 dead letters are back" in capsys.readouterr().out
+    assert "1 dead letter is back on its stream\n" in capsys.readouterr().out
 
     async def look(broker: Broker) -> tuple[int, int, str]:
         consumer = broker.consumer(
@@ -117,7 +118,42 @@ def test_retry_puts_letters_back_on_their_stream(run: Run, capsys: pytest.Captur
 
 def test_an_unknown_letter_is_refused(run: Run, capsys: pytest.CaptureFixture[str]):
     assert run.show("9-9") == 2
-    assert "there is no dead letter '9-9'" in capsys.readouterr().err
+    assert "there is no dead letter '9-9': the run has none" in capsys.readouterr().err
+    run.leave("one")
+    assert run.retry("9-9") == 2
+    lists = f"`agent-r1 status {run.folder}` lists the newest (1 in all)"
+    assert f"there is no dead letter '9-9'; {lists}" in capsys.readouterr().err
+
+
+def test_that_there_are_none_is_said(run: Run, capsys: pytest.CaptureFixture[str]):
+    assert run.show("all") == 0
+    assert run.retry("all") == 0
+    assert capsys.readouterr().out == "no dead letters\nno dead letters\n"
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_letters_of_earlier_starts_are_listed_with_those_of_now(
+    answers: bool, run: Run, capsys: pytest.CaptureFixture[str]
+):
+    """Those stored in the folder of a run that was killed, or goes on."""
+    earlier = run.leave("before it was killed")
+    save_letters(run.folder, run.ask(lambda broker: broker.dead_letters()))
+    run.ask(lambda broker: broker.forget_run())
+    expected = [earlier]
+    if answers:
+        expected.append(run.leave("now"))
+    else:  # a Redis of the run's own, which has stopped with it
+        file = run.folder / "config.json"
+        values = json.loads(file.read_text())
+        del values["redis"]["url"]
+        file.write_text(json.dumps(values))
+    assert cli.main(["status", str(run.folder)]) == 0
+    text = capsys.readouterr().out
+    listed = [line.split()[0] for line in text.splitlines() if "1970-01-01" in line]
+    assert listed == expected
+    assert run.show("all") == 0
+    text = capsys.readouterr().out
+    assert [line.split()[1] for line in text.splitlines() if line.startswith("id ")] == expected
 
 
 def test_letters_of_an_ended_run_are_kept_as_they_were(run: Run):
@@ -132,3 +168,12 @@ def test_a_redis_that_does_not_answer_is_named(run: Run, capsys: pytest.CaptureF
     file.write_text(file.read_text().replace(run.url, "redis://127.0.0.1:1/0"))
     assert run.show("all") == 2
     assert "(redis://127.0.0.1:1/0) does not answer" in capsys.readouterr().err
+
+
+def test_options_for_trajectories_are_refused_with_a_letter(
+    run: Run, capsys: pytest.CaptureFixture[str]
+):
+    options = ["--step", "1", "--failed", "--dead-letter", "all"]
+    assert cli.main(["show", str(run.folder), *options]) == 2
+    expected = "--step and --failed do nothing with --dead-letter; leave them out"
+    assert expected in capsys.readouterr().err

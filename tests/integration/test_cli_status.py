@@ -14,11 +14,12 @@ from agent_r1.config.run import load_config, write_config
 from agent_r1.learner.checkpoints.ownership import FolderLock
 from agent_r1.runtime.files.conditions import Condition, append_condition
 from agent_r1_proto.connection import ROLLOUT_GROUP
-from agent_r1_proto.registry import Registry, RolloutServer
+from agent_r1_proto.registry import Registry, RolloutServer, ToolRegistry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
 from tests.support.builders import rollout_task
 from tests.support.config_scene import write_scene
+from tests.unit.rollout.tool_calls.test_discovery import instance
 
 pytestmark = pytest.mark.redis
 
@@ -124,3 +125,39 @@ def test_a_run_without_a_rollout_server_says_that_samples_wait(
 def test_what_is_no_run_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["status", str(tmp_path)]) == 2
     assert "has no config.json; name a run folder" in capsys.readouterr().err
+
+
+async def announce_tool(redis_url: str, pool: str) -> None:
+    async with await Broker.connect(redis_url, "tools") as broker:
+        await ToolRegistry(broker, pool).announce(instance("a"), 60.0)
+
+
+def test_a_pool_alone_shows_its_tools(
+    redis_url: str, run_id: str, capsys: pytest.CaptureFixture[str]
+):
+    command = ["status", "--redis", redis_url, "--pool", run_id]
+    assert main(command) == 0
+    assert capsys.readouterr().out == f"no tool instance is announced in the pool {run_id!r}\n"
+    asyncio.run(announce_tool(redis_url, run_id))
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    (tool,) = (line for line in words(text) if line[:1] == ["search"])
+    assert "takes calls" in " ".join(tool)
+    assert "rollout server" not in text
+
+
+def test_a_run_that_redis_does_not_know_is_refused(
+    redis_url: str, run_id: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["status", "--redis", redis_url, "--id", run_id]) == 2
+    said = capsys.readouterr()
+    assert f"--id ({run_id}) is no run of this Redis" in said.err
+    assert "no rollout server" not in said.out
+    asyncio.run(work(redis_url, run_id))
+    assert main(["status", "--redis", redis_url, "--id", run_id]) == 0
+    assert ["tasks", "2", "1"] in words(capsys.readouterr().out)
+
+
+def test_redis_alone_names_nothing_to_show(redis_url: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["status", "--redis", redis_url]) == 2
+    assert "--redis with --id or --pool" in capsys.readouterr().err

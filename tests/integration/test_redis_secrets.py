@@ -19,7 +19,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, RedisError
 
-from agent_r1.config.machine import look_at_machine
+from agent_r1.config.machine import check_machine
 from agent_r1.config.run import load_config, write_config
 from agent_r1.launch.local_redis import answers, local_redis
 from agent_r1.runtime.config import RedisConfig
@@ -157,7 +157,7 @@ async def test_a_command_that_names_it_by_an_option_takes_its_secrets_from_the_e
 
 
 def problems(config) -> list[str]:
-    looks = look_at_machine(config, "serve", resume=False, specs={})
+    looks = check_machine(config, "serve", resume=False, specs={})
     return [problem for look in looks for problem in look.problems]
 
 

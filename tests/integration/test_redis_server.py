@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from agent_r1.config.redis_server import look_at_redis
+from agent_r1.config.redis_server import check_run_redis
 from agent_r1.config.run import load_config
 from tests.conftest import RedisServer
 from tests.support.config_scene import write_scene
@@ -20,7 +20,7 @@ def test_version_persistence_policy_and_memory_are_said(
 ) -> None:
     options = [f"redis.url={redis_server.url}"]
     config = load_config(write_scene(tmp_path / "example"), options, {}).config
-    redis, clock = look_at_redis(config, trains=True)
+    redis, clock = check_run_redis(config, trains=True)
     assert ", append-only file, noeviction, " in redis.found
     assert redis.problems == []
     (note,) = redis.notes
@@ -31,7 +31,7 @@ def test_version_persistence_policy_and_memory_are_said(
         client.config_set("appendonly", "no")
         client.config_set("maxmemory", 1024 * 1024)
         client.config_set("maxmemory-policy", "allkeys-lru")
-    redis, _ = look_at_redis(config, trains=True)
+    redis, _ = check_run_redis(config, trains=True)
     assert "of 1 MiB" in redis.found
     assert [note for note in redis.notes if "no append-only file" in note]
     evicts, too_small = redis.problems

@@ -9,6 +9,7 @@ import pytest
 
 from agent_r1.config.findings import Findings
 from agent_r1.config.run import Config
+from agent_r1.learner.run_spec import RunSpec
 from agent_r1.tools.search.config import SearchConfig
 
 TINY_BASE = Path(__file__).resolve().parents[2] / "examples" / "tiny_world" / "base"
@@ -66,6 +67,21 @@ def write_scene(folder: Path, toml: str = RUN_TOML) -> Path:
     config = folder / "run.toml"
     config.write_text(toml)
     return config
+
+
+def run_spec(config: Config, *, resume: bool = False) -> RunSpec:
+    """Return what the learner of a configuration starts from."""
+    return RunSpec(
+        run=config.run,
+        model=config.model,
+        redis=config.redis,
+        prompts=config.prompt_order(),
+        learner=config.learner,
+        engine=config.engine,
+        evaluation=config.evaluation,
+        resolved_config={},
+        resume=resume,
+    )
 
 
 def search_of(config: Config, name: str = "search") -> SearchConfig:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from agent_r1.config import gpu_looks
+from agent_r1.config import gpu_checks
 from agent_r1.learner.reporting import step_report
 from agent_r1.runtime.files import disk_space
 from agent_r1.runtime.gpus import Device
@@ -266,8 +266,8 @@ def test_packages_that_are_missing_are_named(out: Path, monkeypatch: pytest.Monk
 def test_packages_for_cpus_fail_where_gpus_are_tested(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(gpu_looks, "read_devices", lambda: [Device(0, "H100", (9, 0), False)])
-    monkeypatch.setattr(gpu_looks, "installed_version", lambda name: "2.13.0+cpu")
+    monkeypatch.setattr(gpu_checks, "read_devices", lambda: [Device(0, "H100", (9, 0), False)])
+    monkeypatch.setattr(gpu_checks, "installed_version", lambda name: "2.13.0+cpu")
     monkeypatch.setattr(machine, "_of_torch", dict)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     said = "the packages are for CPUs and this machine has 1 GPU: run `make setup-gpu`"
@@ -281,8 +281,8 @@ def test_packages_for_cpus_fail_where_gpus_are_tested(
 def test_packages_for_cpus_without_a_gpu_train_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(gpu_looks, "read_devices", list)
-    monkeypatch.setattr(gpu_looks, "installed_version", lambda name: "2.13.0+cpu")
+    monkeypatch.setattr(gpu_checks, "read_devices", list)
+    monkeypatch.setattr(gpu_checks, "installed_version", lambda name: "2.13.0+cpu")
     monkeypatch.setattr(machine, "_of_torch", dict)
     found = main.run_all("cuda", [], tmp_path, steps=2)
     assert [(part.name, part.outcome) for part in found] == [

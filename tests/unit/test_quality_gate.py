@@ -189,3 +189,27 @@ def test_no_service_runs_code_that_a_model_folder_brings() -> None:
         where for where, call in calls if "trust_remote_code=False" not in ast.unparse(call)
     ]
     assert trusting == []
+
+
+def test_each_folder_imports_what_the_architecture_page_says() -> None:
+    """import-linter forbids the rest with few exceptions; the page says it in one place."""
+    page = (REPOSITORY / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| `((?:proto|services|deploy)[\w/]*)` \|.*\| ([^|]*) \|$", page, re.M)
+    names = {
+        folder: folder.split("/")[0 if folder.startswith("proto") else -1] for folder, _ in rows
+    }
+    assert len(names) == 15
+    above: set[str] = set()
+    for folder, text in rows:
+        said = set(re.findall(r"`(\w+)`", text))
+        allowed = above - said if text.startswith("all above") else said
+        assert allowed <= above, folder
+        found = {name for file in (REPOSITORY / folder).rglob("*.py") for name in _imported(file)}
+        assert found - {names[folder]} <= allowed, folder
+        above.add(names[folder])
+
+
+def _imported(file: Path) -> set[str]:
+    """Return the folders of this project that a file imports from."""
+    found = re.findall(r"^ *(?:from|import) agent_r1(?:_(\w+)|\.(\w+))", file.read_text(), re.M)
+    return {package or folder for package, folder in found}

@@ -24,9 +24,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from agent_r1.cli.main import main
-from agent_r1_deploy import lock_install, native_libraries
-from agent_r1_deploy.gpu_probe import Probe
-from agent_r1_deploy.lock_install import Target
+from agent_r1.setup import lock_install, native_libraries
+from agent_r1.setup.gpu_probe import Probe
+from agent_r1.setup.lock_install import Target
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LOCKS = sorted((REPOSITORY / "deploy" / "constraints").glob("*.txt"))

@@ -89,7 +89,7 @@ def given_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 class FittedSetting(Message):
-    """How a run's policy is decoded best, as `--decode-fit` has found."""
+    """Best decoding of a run's policy, found by `--decode-fit`."""
 
     decoding: Decoding | None
     """None: greedily."""

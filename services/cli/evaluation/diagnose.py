@@ -38,7 +38,7 @@ MAX_IN_FLIGHT = 256
 
 @dataclass
 class _Questions:
-    """What is asked."""
+    """Questions that are asked."""
 
     sets: dict[str, list[Task]]
     training: list[Task]
@@ -46,7 +46,7 @@ class _Questions:
 
 @dataclass
 class _Answers:
-    """What came of it."""
+    """Answers to them."""
 
     greedy: dict[str, list[EvalResult]]
     sampled: dict[str, list[list[EvalResult]]]

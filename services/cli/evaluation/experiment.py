@@ -27,7 +27,7 @@ F = TypeVar("F", bound=ExperimentFile)
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Generic[F]):
-    """What an experiment file asks for, and where it goes."""
+    """Plan of an experiment file, and the folder of its results."""
 
     file: Path
     asked: F

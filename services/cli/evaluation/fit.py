@@ -42,7 +42,7 @@ DEFAULTS: dict[str, Any] = {"candidates": 8, "lookahead": 0, "beta": 1.0, "conti
 
 
 class Fit:
-    """What `--decode-fit` asks, and what it makes of the answers."""
+    """Questions of `--decode-fit`, and the setting that their answers give."""
 
     def __init__(self, arguments: argparse.Namespace, config: Config) -> None:
         if arguments.decode != "value_guided":

@@ -92,7 +92,7 @@ class PlannedCell:
 
     @property
     def family(self) -> Family:
-        """How its data set is asked and scored."""
+        """Return how its data set is asked and scored."""
         return family_of(self.place.set)
 
     def read(self) -> MatrixCell | None:

@@ -192,7 +192,7 @@ def check_runs(plan: TablePlan, runs: Sequence[PlannedRun]) -> None:
     Raises:
         ConfigError: something is missing or does not fit; the text names the method.
     """
-    findings = config_checks.look(plan.base, "train", resume=True)  # it continues in its folder
+    findings = config_checks.find(plan.base, "train", resume=True)  # it continues in its folder
     # What training names is all that evaluating loads.
     asked = config_checks.problems(plan.base, "evaluate")
     findings.checks.append(Check("evaluation", "", asked, here=False))

@@ -1,7 +1,7 @@
 """Messages that no service could process: `agent-r1 dead-letters retry RUN`, and their text.
 
-Reads the stream `dead_letters` of a live run's Redis, or `dead_letters.jsonl` of a run that has
-ended, for `agent-r1 show`; `retry` puts an entry back on the stream it came from.
+Reads `dead_letters.jsonl` of the run folder and the stream `dead_letters` of a live run's Redis,
+for `agent-r1 show` and `status`; `retry` puts an entry back on the stream it came from.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -33,32 +33,48 @@ def read_letters(folder: Path, wanted: str) -> list[DeadLetter]:
     """
     config = run_config(folder)
     url = redis_of(folder, config)
-    letters = {letter.letter_id: letter for letter in load_letters(folder)}
-    if url is not None:
-        live = ask(url, config.run.id, Broker.dead_letters, URL_VARIABLE)
-        letters |= {letter.letter_id: letter for letter in live}
-    return _chosen(list(letters.values()), wanted)
+    live = [] if url is None else ask(url, config.run.id, Broker.dead_letters, URL_VARIABLE)
+    return _chosen(with_stored(folder, live), wanted, folder)
 
 
-def _chosen(letters: Sequence[DeadLetter], wanted: str) -> list[DeadLetter]:
+def with_stored(folder: Path, live: Iterable[DeadLetter] = ()) -> list[DeadLetter]:
+    """Return the dead letters of a run, oldest first: those stored in its folder, then live ones.
+
+    Args:
+        folder: of the run.
+        live: those in its Redis, where it has one now.
+    """
+    letters = {letter.letter_id: letter for letter in (*load_letters(folder), *live)}
+    return sorted(letters.values(), key=lambda letter: letter.failed_at)
+
+
+def _chosen(letters: Sequence[DeadLetter], wanted: str, folder: Path) -> list[DeadLetter]:
     chosen = [letter for letter in letters if wanted in (ALL, letter.letter_id)]
-    if not chosen and wanted != ALL:
-        raise ConfigError(
-            f"there is no dead letter {wanted!r}; `agent-r1 status RUN` lists the newest of all "
-            f"{len(letters)}"
-        )
-    return chosen
+    if chosen or wanted == ALL:
+        return chosen
+    missing = f"there is no dead letter {wanted!r}"
+    if not letters:
+        raise ConfigError(f"{missing}: the run has none")
+    raise ConfigError(
+        f"{missing}; `agent-r1 status {shlex.quote(str(folder))}` lists the newest "
+        f"({len(letters)} in all)"
+    )
 
 
-def summary_lines(letters: Sequence[DeadLetter]) -> Iterator[str]:
-    """Yield two lines for each of the newest dead letters: where and when, and why."""
+def counted(number: int) -> str:
+    """Return how many dead letters there are, in words: `no dead letters`, `1 dead letter`."""
+    return f"{number or 'no'} dead letter{'' if number == 1 else 's'}"
+
+
+def print_summary(letters: Sequence[DeadLetter]) -> None:
+    """Print two lines for each of the newest dead letters: where and when, and why."""
     for letter in letters[-MOST_LISTED:]:
         when = datetime.fromtimestamp(letter.failed_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         key = letter.fields.get(b"key", b"-").decode(errors="replace")
-        yield f"{letter.letter_id}  {when}  {letter.stream.rpartition(':')[2]}  {key}"
-        yield f"    {letter.reason}"
+        print(f"{letter.letter_id}  {when}  {letter.stream.rpartition(':')[2]}  {key}")
+        print(f"    {letter.reason}")
     if letters:
-        yield f"{len(letters)} dead letters; `agent-r1 show RUN --dead-letter ID` prints one"
+        print(f"{counted(len(letters))}; `agent-r1 show RUN --dead-letter ID` prints one")
 
 
 def letter_lines(letter: DeadLetter) -> Iterator[str]:
@@ -100,7 +116,7 @@ def retry(arguments: argparse.Namespace) -> int:
         )
 
     async def put_back(broker: Broker) -> int:
-        chosen = _chosen(await broker.dead_letters(), arguments.id)
+        chosen = _chosen(await broker.dead_letters(), arguments.id, folder)
         if arguments.id == ALL:
             chosen = [letter for letter in chosen if not letter.cut]
         for letter in chosen:
@@ -108,5 +124,6 @@ def retry(arguments: argparse.Namespace) -> int:
         return len(chosen)
 
     count = ask(url, config.run.id, put_back, URL_VARIABLE)
-    print(f"{count} dead letters are back on their streams")
+    back = {0: "", 1: " is back on its stream"}.get(count, " are back on their streams")
+    print(f"{counted(count)}{back}")
     return 0

@@ -85,7 +85,7 @@ def rescore(arguments: argparse.Namespace) -> int:
 
 
 def _reads_otherwise(folder: Path, config: Config) -> bool:
-    """Whether a configuration finds answers in another way than the run did."""
+    """Return whether a configuration finds answers in another way than the run did."""
     env = read_json(folder / CONFIG_FILE).get("env") or {}
     return env.get("answer_pattern") != config.env.answer_pattern
 

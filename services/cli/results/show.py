@@ -16,9 +16,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from agent_r1.cli.declare import add_run_folder, integer
+from agent_r1.cli.declare import add_run_folder, integer, refuse_beside
 from agent_r1.cli.live_run import run_config
-from agent_r1.cli.results.dead_letters import letter_lines, read_letters
+from agent_r1.cli.results.dead_letters import counted, letter_lines, read_letters
 from agent_r1.config.sources import ConfigError
 from agent_r1.evaluation.transcript import (
     SAMPLED_STYLE,
@@ -35,6 +35,7 @@ from agent_r1.text.reading import MARKUP
 from agent_r1.text.tool_formats import NO_CALLS, load_tool_format
 
 EVAL_FILE = re.compile(r"^eval_(.+)$")
+SHOWN = 8
 
 
 def step_files(run_folder: Path) -> dict[int, Path]:
@@ -85,8 +86,8 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--group", type=integer(0), metavar="ID", help="only this group")
     parser.add_argument("--failed", action="store_true", help="only FAILED trajectories")
     parser.add_argument("--eval", metavar="NAME", help="only this evaluation: before, after, …")
-    limit_help = "show at most N (default: 8)"
-    parser.add_argument("--limit", type=integer(1), default=8, metavar="N", help=limit_help)
+    limit_help = f"show at most N (default: {SHOWN})"
+    parser.add_argument("--limit", type=integer(1), metavar="N", help=limit_help)
     letter_help = "print this dead letter in full, or `all`, instead of trajectories"
     parser.add_argument("--dead-letter", metavar="ID", help=letter_help)
 
@@ -155,8 +156,14 @@ def show(arguments: argparse.Namespace) -> int:
     are beside them.
     """
     if arguments.dead_letter is not None:
-        for letter in read_letters(arguments.run_folder, arguments.dead_letter):
+        of_trajectories = ("step", "group", "failed", "eval", "limit")
+        given = {f"--{name}": getattr(arguments, name) for name in of_trajectories}
+        refuse_beside("--dead-letter", given)
+        letters = read_letters(arguments.run_folder, arguments.dead_letter)
+        for letter in letters:
             print("\n".join(letter_lines(letter)))
+        if not letters:
+            print(counted(0))
         return 0
     console = Console(highlight=False, markup=False, emoji=False)
     control = _control_tokens(arguments.run_folder)
@@ -167,7 +174,7 @@ def show(arguments: argparse.Namespace) -> int:
                 continue
             if arguments.failed and record["status"] != "FAILED":
                 continue
-            if shown >= arguments.limit:
+            if shown >= (arguments.limit or SHOWN):
                 left += 1
                 continue
             if shown == 0:

@@ -18,21 +18,21 @@ from rich.table import Table
 from agent_r1.cli.live_run import (
     add_redis,
     ask,
-    given_redis,
-    redis_and_name,
     redis_of,
     run_config,
 )
-from agent_r1.cli.results.dead_letters import summary_lines
+from agent_r1.cli.results.dead_letters import print_summary, with_stored
+from agent_r1.config.host_settings import given_redis
 from agent_r1.config.run import Config
+from agent_r1.config.sources import ConfigError
 from agent_r1.launch.local_view import in_line, read_json_lines, step_values, total_steps
 from agent_r1.learner.checkpoints.ownership import writer_of
 from agent_r1.learner.outcome import last_summary
 from agent_r1.reward.components import ASKING
 from agent_r1.runtime.durations import format_duration
 from agent_r1.runtime.files.conditions import read_conditions
-from agent_r1.runtime.files.dead_letters import load_letters
 from agent_r1.runtime.files.run_folder import CONDITIONS_FILE, METRICS_FILE, running_launcher
+from agent_r1_proto.dead_letters import DeadLetter
 from agent_r1_proto.registry import Registry, ToolRegistry
 from agent_r1_proto.scoring_models import ScoringModels
 from agent_r1_proto.streams import Broker
@@ -55,30 +55,56 @@ def status(arguments: argparse.Namespace) -> int:
 
     That is its last step, what waits in its streams, every rollout server, every tool instance with
     the share of its version, the models that reward components ask, and the newest messages that
-    could not be processed. Name the run by its folder, or by --redis and --id.
+    could not be processed. Name the run by its folder, or by --redis and --id; --redis and --pool
+    alone show the tools of a pool.
     """
     folder: Path | None = arguments.run_folder
     if folder is None:
-        url, run_id = redis_and_name(arguments, "id", lambda run: run.id)
-        pool = arguments.pool or run_id
-        ask(url, run_id, lambda broker: _show(broker, pool))
-        return 0
+        return _status_in_redis(arguments)
     config = run_config(folder)
     at_work = running_launcher(folder) is not None or writer_of(folder) is not None
     ended = None if at_work else _ended(folder)
     print(f"{config.run.id} in {folder}: {ended or _running(folder)}")
     for line in _last_step(folder, config):
         print(line)
-    if ended:
-        for line in summary_lines(load_letters(folder)):
+    letters = with_stored(folder)
+    if not ended:
+        for line in _hindrances(folder):
             print(line)
-        return 0
-    for line in _hindrances(folder):
-        print(line)
-    url = redis_of(folder, config) if arguments.redis is None else given_redis(arguments.redis)
-    if url is not None:
-        pool = arguments.pool or config.run.tool_pool or config.run.id
-        ask(url, arguments.id or config.run.id, lambda broker: _show(broker, pool), "redis.url")
+        url = redis_of(folder, config) if arguments.redis is None else given_redis(arguments.redis)
+        if url is not None:
+            pool = arguments.pool or config.run.tool_pool or config.run.id
+
+            async def show(broker: Broker) -> list[DeadLetter]:
+                await _show(broker, pool)
+                return with_stored(folder, await broker.dead_letters())
+
+            letters = ask(url, arguments.id or config.run.id, show, "redis.url")
+    print_summary(letters)
+    return 0
+
+
+def _status_in_redis(arguments: argparse.Namespace) -> int:
+    """Print what a Redis knows of a run, or of a pool of tools alone."""
+    run_id: str | None = arguments.id
+    pool: str | None = arguments.pool or run_id
+    if arguments.redis is None or pool is None:
+        raise ConfigError("name a run folder, or give --redis with --id or --pool")
+
+    async def show(broker: Broker) -> None:
+        if run_id is None:
+            if not await _show_tools(ToolRegistry(broker, pool)):
+                print(f"no tool instance is announced in the pool {pool!r}")
+            return
+        if not await broker.knows_run():
+            raise ConfigError(
+                f"--id ({run_id}) is no run of this Redis; name one, or leave --id out to see the "
+                "tools of --pool"
+            )
+        await _show(broker, pool)
+        print_summary(await broker.dead_letters())
+
+    ask(given_redis(arguments.redis), run_id or "tools", show)
     return 0
 
 
@@ -131,8 +157,6 @@ async def _show(broker: Broker, pool: str) -> None:
     await _show_servers(Registry(broker))
     await _show_tools(ToolRegistry(broker, pool))
     await _show_models(ScoringModels(broker))
-    for line in summary_lines(await broker.dead_letters()):
-        print(line)
 
 
 async def _show_servers(registry: Registry) -> None:
@@ -146,8 +170,12 @@ async def _show_servers(registry: Registry) -> None:
         print("no rollout server is announced: samples wait until one is")
 
 
-async def _show_tools(registry: ToolRegistry) -> None:
-    """Print every instance with the share that its version is to get, and really gets."""
+async def _show_tools(registry: ToolRegistry) -> bool:
+    """Print every instance with the share that its version is to get, and really gets.
+
+    Returns:
+        Whether there is one.
+    """
     states, reports = await registry.read(), await registry.reports()
     rows: list[Row] = []
     for tool, state in sorted(states.items()):
@@ -159,6 +187,7 @@ async def _show_tools(registry: ToolRegistry) -> None:
     print_table(("tool", "version", "share", "used", "instance", "state", "url", "up"), rows)
     for line in (*_refusals(reports), *_waiting(states)):
         print(line)
+    return bool(rows)
 
 
 async def _show_models(models: ScoringModels) -> None:

@@ -11,7 +11,6 @@ import asyncio
 import atexit
 import copy
 import json
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,11 +19,17 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from agent_r1.cli.live_run import check_redis, own_settings, redis_of_this_host, redis_option
+from agent_r1.cli.live_run import check_redis
 from agent_r1.cli.services.pull_bundle import BundlePart, BundlePuller, read_bundle
+from agent_r1.config.host_settings import (
+    own_address,
+    own_settings,
+    redis_of_this_host,
+    redis_option,
+)
 from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ENV_PREFIX, ConfigError
-from agent_r1.runtime.config import ListenConfig, RedisConfig, RunConfig, hide_password
+from agent_r1.runtime.config import ListenConfig, RedisConfig, RunConfig
 from agent_r1.runtime.files.own_folder import OwnFolder
 from agent_r1.runtime.files.run_folder import CONFIG_FILE
 from agent_r1.runtime.files.writing import write_atomically
@@ -50,7 +55,6 @@ OFFER_TIMEOUT_S = 600.0
 LOUD_S = 15.0
 POLL_S = 0.5
 FOLDER_PREFIX = "agent_r1_join_"
-REDIS_PORT = 6379
 OTHER_HOSTS_KEYS = ("url", "password_file", "ca_file")
 """Keys of `[redis]` that hold for the host where they were written."""
 
@@ -85,23 +89,6 @@ def join(run_id: str, service: str, redis_url: str | None, options: Sequence[str
     file = folder.path / CONFIG_FILE
     write_atomically(file, json.dumps(config))
     return load_config(file, options).config
-
-
-def own_address(redis_url: str) -> str:
-    """Return the address of this host on the network where it reaches Redis."""
-    parts = urlsplit(redis_url)
-    if parts.hostname is None:  # unix://
-        return "127.0.0.1"
-    try:
-        (family, _, _, _, where), *_ = socket.getaddrinfo(parts.hostname, parts.port or REDIS_PORT)
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(where)  # sends nothing
-            return str(probe.getsockname()[0])
-    except OSError as exc:
-        raise ConfigError(
-            f"redis.url ({hide_password(redis_url)}) leads nowhere from here: {exc.strerror}; "
-            "correct it"
-        ) from exc
 
 
 async def _bring(

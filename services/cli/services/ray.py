@@ -74,7 +74,6 @@ def apps(arguments: argparse.Namespace) -> int:
     """Print the Serve configuration, for `serve deploy`."""
     import yaml
 
-    from agent_r1_deploy.ray.applications import serve_config
-
-    yaml.safe_dump(serve_config(_load(arguments)), sys.stdout, sort_keys=False)
+    applications = _ray_module("applications").serve_config(_load(arguments))
+    yaml.safe_dump(applications, sys.stdout, sort_keys=False)
     return 0

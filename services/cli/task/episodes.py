@@ -135,7 +135,7 @@ class EpisodeRunner:
 
     @property
     def specs(self) -> Mapping[str, ToolSpec]:
-        """What each tool says of itself, by name."""
+        """Descriptions of the tools, by name."""
         return self.tools.specs
 
     def prompt_tokens(self, task: Task) -> list[int]:

@@ -29,7 +29,7 @@ from agent_r1_proto.tools import ToolResult
 
 
 class ScriptedPolicy(Protocol):
-    """What `[diagnose]` names: a class whose instances take the turns of one interaction."""
+    """Class that `[diagnose]` names: each instance takes the turns of one interaction."""
 
     def turn(self, observations: Sequence[str], /) -> str:
         """Return the text of the next turn.

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from agent_r1.cli.declare import add_config, integer
+from agent_r1.cli.declare import add_config, integer, refuse_beside
 from agent_r1.cli.policy import describe_policy, with_policy
 from agent_r1.config import checks as config_checks
 from agent_r1.config.run import Config, load_config
@@ -30,6 +30,7 @@ from agent_r1_proto.tasks import SamplingParameters, Task
 
 OPENAI = "openai:"
 NO_POLICY = "none"
+TASKS = SAMPLES = 4
 
 Group = list[EvalResult]
 """The attempts at one task."""
@@ -40,12 +41,10 @@ Ask = Callable[[int, Task], Awaitable[Group]]
 def try_out_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `try`."""
     add_config(parser)
-    tasks_help = "tasks (default: 4)"
-    parser.add_argument(
-        "-n", dest="tasks", type=integer(1), default=4, metavar="N", help=tasks_help
-    )
-    samples_help = "attempts at each task, whose rewards are compared (default: 4)"
-    parser.add_argument("--samples", type=integer(1), default=4, metavar="K", help=samples_help)
+    tasks_help = f"tasks (default: {TASKS})"
+    parser.add_argument("-n", dest="tasks", type=integer(1), metavar="N", help=tasks_help)
+    samples_help = f"attempts at each task, whose rewards are compared (default: {SAMPLES})"
+    parser.add_argument("--samples", type=integer(1), metavar="K", help=samples_help)
     parser.add_argument(
         "--policy",
         metavar="POLICY",
@@ -72,6 +71,8 @@ def try_out(arguments: argparse.Namespace) -> int:
     if policy == NO_POLICY:
         from agent_r1.cli.task.validate import validate
 
+        attempts = {"-n": arguments.tasks, "--samples": arguments.samples}
+        refuse_beside("--policy none", {**attempts, "--model": arguments.model})
         return validate(load_config(arguments.config, arguments.options).config)
     asks_server = policy is not None and policy.startswith(OPENAI)
     if arguments.model is not None and not asks_server:
@@ -80,7 +81,8 @@ def try_out(arguments: argparse.Namespace) -> int:
     if policy is not None and not asks_server:
         config = with_policy(config, policy)
     config_checks.check(config, "serve", machine=not asks_server)
-    tasks = first_tasks(config, arguments.tasks)
+    samples: int = arguments.samples or SAMPLES
+    tasks = first_tasks(config, arguments.tasks or TASKS)
     console = Console(highlight=False, markup=False, emoji=False)
     shown = policy if policy is not None and asks_server else describe_policy(config.model.policy)
     groups: list[Group] = []
@@ -96,9 +98,9 @@ def try_out(arguments: argparse.Namespace) -> int:
 
     async def client(served: Config) -> None:
         if policy is not None and asks_server:
-            await _ask_server(served, policy, arguments, watch)
+            await _ask_server(served, policy, arguments.model, samples, watch)
         else:
-            await _ask_rollout(served, arguments.samples, watch)
+            await _ask_rollout(served, samples, watch)
 
     report(f"policy: {shown}")
     legend = Text("text the model samples", style=SAMPLED_STYLE)
@@ -155,7 +157,8 @@ async def _ask_rollout(
 async def _ask_server(
     served: Config,
     policy: str,
-    arguments: argparse.Namespace,
+    model: str | None,
+    samples: int,
     watch: Callable[[Ask], Awaitable[None]],
 ) -> None:
     """Let a server with the OpenAI API write the turns; tools, environment and reward are real."""
@@ -164,7 +167,7 @@ async def _ask_server(
     from agent_r1.reward.scorer import ComponentError
 
     async with open_client(policy.removeprefix(OPENAI)) as http, open_runner(served) as runner:
-        server = await find_model(http, arguments.model)
+        server = await find_model(http, model)
 
         async def attempt(group: int, task: Task, sample: int) -> EvalResult:
             dialogue = Dialogue(server, served.learner.temperature, served.env.max_tokens_per_turn)
@@ -181,7 +184,7 @@ async def _ask_server(
 
         async def ask(group: int, task: Task) -> Group:
             return await asyncio.gather(
-                *(attempt(group, task, sample) for sample in range(arguments.samples))
+                *(attempt(group, task, sample) for sample in range(samples))
             )
 
         await watch(ask)

@@ -63,22 +63,22 @@ def validate(config: Config) -> int:
         raise ConfigError(missing)
     problems = 0
 
-    def show(look: Check) -> None:
+    def show(one: Check) -> None:
         nonlocal problems
-        problems += len(look.problems)
-        for line in look.lines():
+        problems += len(one.problems)
+        for line in one.lines():
             print(line, flush=True)
 
-    for look in config_checks.look(config, "train", machine=False).checks:
-        show(look)
+    for one in config_checks.find(config, "train", machine=False).checks:
+        show(one)
     if not problems:
         tasks = read_lines(config)
-        for look in data_looks(config, tasks):
-            show(look)
+        for one in data_checks(config, tasks):
+            show(one)
 
         async def check(served: Config) -> None:
-            async for look in served_looks(served, tasks):
-                show(look)
+            async for one in served_checks(served, tasks):
+                show(one)
 
         try:
             local_client.run_client(config, check, print, only_tools=True)
@@ -107,7 +107,7 @@ def read_lines(config: Config) -> list[Line]:
     ]
 
 
-def data_looks(config: Config, tasks: Sequence[Line]) -> Iterator[Check]:
+def data_checks(config: Config, tasks: Sequence[Line]) -> Iterator[Check]:
     """Yield what is found by reading: repeated questions, and what environment and reward need."""
     trained = sum(line.trains for line in tasks)
     found = f"{trained} to train on, {len(tasks) - trained} to evaluate with"
@@ -199,13 +199,13 @@ def _limited(problems: Iterable[str]) -> list[str]:
 # --- With the tools ------------------------------------------------------------------------------
 
 
-async def served_looks(served: Config, tasks: Sequence[Line]) -> AsyncIterator[Check]:
+async def served_checks(served: Config, tasks: Sequence[Line]) -> AsyncIterator[Check]:
     """Yield what is found with the tools running: their schemas, prompts, rewards, the episodes."""
     async with open_runner(served) as runner:
         for name, spec in runner.specs.items():
             parameters = ", ".join(spec.parameters.get("properties", {}))
             yield Check(f"tools.{name}", f"version {spec.version}: {name}({parameters})")
-        yield _prompt_look(served, runner, tasks)
+        yield _prompt_check(served, runner, tasks)
         # Not of language models, which would be asked about every line.
         scorer = Scorer(
             served.reward.without_asking(),
@@ -214,11 +214,11 @@ async def served_looks(served: Config, tasks: Sequence[Line]) -> AsyncIterator[C
         empty = ScoreTurn(text=EMPTY_ANSWER, token_ids=runner.chat.encode(EMPTY_ANSWER))
         problems = [problem async for problem in _reward_problems(scorer, tasks, empty)]
         yield Check("reward", ", ".join(served.reward.components), _limited(problems))
-        async for look in episode_looks(served, runner, tasks):
-            yield look
+        async for one in episode_checks(served, runner, tasks):
+            yield one
 
 
-def _prompt_look(config: Config, runner: EpisodeRunner, tasks: Sequence[Line]) -> Check:
+def _prompt_check(config: Config, runner: EpisodeRunner, tasks: Sequence[Line]) -> Check:
     """Compare the prompts, as the model gets them, with the context."""
     limit, turn = config.model.max_context, config.env.max_tokens_per_turn
     problems: list[str] = []
@@ -252,7 +252,7 @@ def _prompt_look(config: Config, runner: EpisodeRunner, tasks: Sequence[Line]) -
     return Check("prompts", found, _limited(problems), notes)
 
 
-async def episode_looks(
+async def episode_checks(
     config: Config, runner: EpisodeRunner, tasks: Sequence[Line]
 ) -> AsyncIterator[Check]:
     """Play the two episodes that the configuration names, and compare what they are worth."""
@@ -265,10 +265,10 @@ async def episode_looks(
         if file is None:
             continue
         try:
-            look, reward = await _play(name, read_episode(file), runner, by_id, called)
+            one, reward = await _play(name, read_episode(file), runner, by_id, called)
         except (ConfigError, ComponentError) as exc:
-            look, reward = Check(f"{name} episode", str(at_hand(file)), [str(exc)]), None
-        yield look
+            one, reward = Check(f"{name} episode", str(at_hand(file)), [str(exc)]), None
+        yield one
         if reward is not None:
             worth[name] = reward
     if missing:

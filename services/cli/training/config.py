@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.cli.declare import CONFIG_HELP, add_config, add_set, integer, number
-from agent_r1.cli.training.estimate import estimate, look_at
+from agent_r1.cli.training.estimate import estimate, find_machine
 from agent_r1.config import checks as config_checks
 from agent_r1.config.boxes import Machine
 from agent_r1.config.findings import Check, Findings
-from agent_r1.config.gpu_looks import look_at_gpus
-from agent_r1.config.machine import Purpose, describe_disk, describe_gpus, look_at_sandbox
+from agent_r1.config.gpu_checks import check_gpus
+from agent_r1.config.machine import Purpose, check_sandbox, describe_disk, describe_gpus
 from agent_r1.config.packages import LEARNER, WHOLE_RUN, installed_version, missing_packages_problem
-from agent_r1.config.redis_server import look_at_own_redis
+from agent_r1.config.redis_server import check_own_redis
 from agent_r1.config.run import SUPERVISED, Config, LoadedConfig, dump_config, load_config
 from agent_r1.config.sources import ConfigError, Key, dotted
 from agent_r1.learner.redis_memory import worst_case_redis_bytes
@@ -75,15 +75,17 @@ def check(arguments: argparse.Namespace) -> int:
     machine = None
     if purposes[0] == "train" and (here or arguments.gpu_gb is not None):
         options = {name: getattr(arguments, name) for name in ("gpus", "boxes", "memory_gb")}
-        machine = look_at(config, arguments.gpu_gb, **options)
-    findings = _find(config, purposes, here=here)
+        machine = find_machine(config, arguments.gpu_gb, **options)
+    model = config_checks.check_model(config.model.path) is None
+    sums = machine if model else None
+    findings = _find(config, purposes, here=here, memory=sums is None)
     _print(findings.checks)
     if purposes[0] == "train":
         size = config.model.max_context, config.max_segments
         need = worst_case_redis_bytes(config.learner, config.evaluation, *size)
         print(f"Redis needs at most {need / MIB:.0f} MiB for messages in flight")
-    if machine is not None and config_checks.check_model(config.model.path) is None:
-        findings.checks.append(_sum_up(config, machine))
+    if sums is not None:
+        findings.checks.append(_sum_up(config, sums))
     wrong = f"the configuration is wrong: {_counted(findings.problems)}"
     fine = f"ok (agent-r1 {purposes[0].replace('_', '-')})"
     print(f"{arguments.config}: {wrong if findings.problems else fine}")
@@ -96,21 +98,21 @@ def _check_machine(arguments: argparse.Namespace) -> int:
     another = (arguments.gpu_gb, arguments.gpus, arguments.memory_gb)
     if arguments.elsewhere or arguments.boxes > 1 or any(size is not None for size in another):
         raise ConfigError("another machine is judged for a configuration; name a CONFIG")
-    findings = Findings([_look_at_software(), *_look_at_machine()])
+    findings = Findings([_check_software(), *_machine_checks()])
     _print(findings.checks)
     return _verdict(findings, "this machine")
 
 
-def _find(config: Config, purposes: Sequence[Purpose], *, here: bool) -> Findings:
+def _find(config: Config, purposes: Sequence[Purpose], *, here: bool, memory: bool) -> Findings:
     # The run of this configuration may have begun: it can be continued, and is no problem.
     begun = (config.run.folder() / CONFIG_FILE).is_file()
-    findings = Findings([_look_at_software()] if here else [])
+    findings = Findings([_check_software()] if here else [])
     for purpose in purposes:
-        findings.add(config_checks.look(config, purpose, machine=here, resume=begun))
+        findings.add(config_checks.find(config, purpose, machine=here, memory=memory, resume=begun))
     return findings
 
 
-def _look_at_software() -> Check:
+def _check_software() -> Check:
     versions = [(name, installed_version(name)) for name in PACKAGES]
     found = ", ".join(f"{name} {version}" for name, version in versions if version)
     missing = missing_packages_problem(WHOLE_RUN)
@@ -118,13 +120,13 @@ def _look_at_software() -> Check:
     return Check("software", f"Python {platform.python_version()}, {found}", problems)
 
 
-def _look_at_machine() -> Iterator[Check]:
+def _machine_checks() -> Iterator[Check]:
     """Look at what runs need of this machine, whatever their configuration."""
     yield Check("GPUs", describe_gpus())
-    yield from look_at_gpus()
+    yield from check_gpus()
     yield Check("disk", describe_disk(Path.cwd()))
-    yield look_at_own_redis()
-    sandbox = look_at_sandbox()
+    yield check_own_redis()
+    sandbox = check_sandbox()
     # Only runs that let the model write programs need one.
     yield Check(sandbox.name, sandbox.found, notes=sandbox.problems)
 
@@ -137,16 +139,16 @@ def _sum_up(config: Config, machine: Machine) -> Check:
     try:
         lines, problems = estimate(config, machine)
     except ValueError as exc:
-        look = Check("memory", "", [str(exc)], here=not Path(config.model.path).is_dir())
-        _print([look])
-        return look
+        one = Check("memory", "", [str(exc)], here=not Path(config.model.path).is_dir())
+        _print([one])
+        return one
     print("\n".join(lines))
     return Check("memory", "", problems)
 
 
-def _print(looks: Iterable[Check]) -> None:
-    for look in looks:
-        for line in look.lines():
+def _print(checks: Iterable[Check]) -> None:
+    for one in checks:
+        for line in one.lines():
             print(line)
 
 

@@ -26,7 +26,7 @@ UNHURRIED_S = 0.001
 
 @dataclass(frozen=True)
 class Measured:
-    """What two steps took."""
+    """Measurements of two steps."""
 
     step_s: float
     """The second step, in seconds; the first one also warms up."""
@@ -41,7 +41,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the whole run does."""
+    """Work of the whole run."""
 
     steps: int
     evaluations: int

@@ -54,11 +54,12 @@ BY_HAND = (
 )
 """Keys that other values than those tried may help."""
 WIDTH = 52
+ENOUGH = "memory and disk: enough"
 
 
 @dataclass(frozen=True)
 class RunEstimate:
-    """What a configuration takes."""
+    """Memory and disk that a configuration takes."""
 
     learner: list[Part]
     rollout: list[Part]
@@ -110,12 +111,12 @@ def estimate(config: Config, machine: Machine) -> tuple[list[str], list[str]]:
 
 
 def verdict(fits_with: Callable[[float], bool]) -> str:
-    """Say that a run fits, and what is left where that is less than proposed keys leave.
+    """Say that there is enough, and what is left where that is less than proposed keys leave.
 
     Args:
         fits_with: whether it fits with this share of GPU and memory left free.
     """
-    return "it fits" if fits_with(RESERVE) else f"it fits, {_spare(fits_with)}"
+    return ENOUGH if fits_with(RESERVE) else f"{ENOUGH}, {_spare(fits_with)}"
 
 
 def _spare(fits_with: Callable[[float], bool]) -> str:
@@ -137,7 +138,7 @@ def _proposal(
     """
     changes = make_fit(config, lambda one: fits(one, RESERVE), machine)
     if changes is not None:
-        yield f"it fits, with {RESERVE:.0%} to spare, with:"
+        yield f"memory and disk are enough, with {RESERVE:.0%} to spare, with:"
     else:
         keys = ", ".join(tried_keys(config, machine))
         yield (
@@ -149,7 +150,7 @@ def _proposal(
         return
     closest = changed(config, changes)
     if not fits(closest, RESERVE):
-        yield f"it fits {_spare(lambda reserve: fits(closest, reserve))}, with:"
+        yield f"they are enough {_spare(lambda reserve: fits(closest, reserve))}, with:"
     yield from (f"  --set {table}.{key}={str(value).lower()}" for table, key, value in changes)
 
 
@@ -166,7 +167,7 @@ def with_layout(config: Config) -> Config:
     return changed(config, [("engine", "share_prefixes", shares)])
 
 
-def look_at(
+def find_machine(
     config: Config,
     gpu_gb: float | None,
     *,

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from agent_r1.config.packages import installed_version
 from agent_r1.config.sources import ConfigError
-from agent_r1_deploy import lock_install, preflight
-from agent_r1_deploy.native_libraries import MissingLibraryError
+from agent_r1.setup import lock_install, preflight
+from agent_r1.setup.native_libraries import MissingLibraryError
 
 NEXT_STEP = "agent-r1 init my_task"
 

@@ -29,7 +29,7 @@ Interval = tuple[Rounded, Rounded, Rounded]
 
 
 class Cell(StrictMessage):
-    """What one part of an experiment came to, and how it was made."""
+    """Result of one part of an experiment, and how it was made."""
 
     indent: ClassVar[int | None] = None
     settings: dict[str, JsonValue]
@@ -81,7 +81,7 @@ def check_settings(file: Path | None, found: Sequence[str], discard: str) -> Non
 
 
 class TableCell(Cell):
-    """What one training run, or one baseline, of a table answered.
+    """Answers of one training run, or of one baseline, of a table.
 
     The settings of a baseline have nothing of training, and no seed: nothing in it is drawn.
     """
@@ -120,7 +120,7 @@ class TableCell(Cell):
 
 
 class MatrixCell(Cell):
-    """What one model got on one data set, asked and decoded in one way."""
+    """Scores of one model on one data set, asked and decoded in one way."""
 
     indent: ClassVar[int | None] = 2
     n: int

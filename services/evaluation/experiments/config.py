@@ -21,7 +21,7 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,40}$")]
 
 
 class ExperimentFile(StrictConfig):
-    """What a table file and a matrix file have in common."""
+    """Keys that a table file and a matrix file have in common."""
 
     config: Path
     """Configuration of every run and every cell."""

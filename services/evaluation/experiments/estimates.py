@@ -177,7 +177,7 @@ def mean_curve(runs: Sequence[TableCell]) -> list[float]:
 
 @dataclass(frozen=True)
 class LearningProgress:
-    """What the curves of one method say, over its seeds."""
+    """Progress of one method: its curves over its seeds."""
 
     area: float
     """Mean over the seeds of the area under the curve over the steps, divided by their number: from

@@ -120,7 +120,7 @@ def find_policy_loss(name: str) -> PolicyLossFunction:
 
 
 def is_zero_without_advantage(name: str) -> bool:
-    """Whether a policy loss has no gradient where the advantage is 0, so that it may be left out.
+    """Return whether a policy loss has no gradient where the advantage is 0: it may be left out.
 
     All of `POLICY_LOSSES` are so. A user's own is taken at its word: the function has an attribute
     `zero_without_advantage` that is True.
@@ -149,7 +149,7 @@ def check_equal_groups(policy_loss: str) -> None:
 
 
 def is_per_token(name: str) -> bool:
-    """Whether a policy loss looks at each token by itself, and so never at a whole trajectory.
+    """Return whether a policy loss looks at each token by itself, never at a whole trajectory.
 
     A user's own is given whole trajectories, as `LossInputs.sequences` says.
     """

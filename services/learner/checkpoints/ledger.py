@@ -32,7 +32,7 @@ class LedgerNumbers(StrictMessage):
 
 
 class NumberStore(Protocol):
-    """Where the numbers are besides the run folder: `RunStore`."""
+    """Store of the numbers besides the run folder: `RunStore`."""
 
     def claim(self, numbers: LedgerNumbers, after: int = 0) -> LedgerNumbers:
         """Take the next incarnation, above `after`; return the run's numbers with it."""

@@ -51,7 +51,7 @@ CHECKSUM_KEY = "sha256"
 
 
 class LearnerState(StrictMessage):
-    """Where the learner stood: all that is not in the engine's own state."""
+    """State of the learner: all that is not in the engine's own state."""
 
     step: NonNegativeInt = 0
     """Batches trained."""

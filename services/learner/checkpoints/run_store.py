@@ -65,7 +65,7 @@ class StoredCheckpoint(StrictMessage):
 
 
 class StoreRecord(StrictMessage):
-    """What one start has written down: the run as it stands, until a later start's record."""
+    """Record of one start: the run as it stands, until a later start's record."""
 
     numbers: LedgerNumbers = LedgerNumbers()
     checkpoints: list[StoredCheckpoint] = []

@@ -59,7 +59,7 @@ class AttentionBlock:
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """How the rows of one micro-batch look at each other, trajectory by trajectory."""
+    """Attention plan for the rows of one micro-batch, trajectory by trajectory."""
 
     blocks: list[AttentionBlock]
     answers: torch.Tensor

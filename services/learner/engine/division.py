@@ -31,7 +31,7 @@ SAMPLED_WEIGHTS = 1024
 
 
 def is_divided(parameter: nn.Parameter) -> bool:
-    """Whether this rank holds its part of a weight only."""
+    """Return whether this rank holds its part of a weight only."""
     return hasattr(parameter, "ds_id")
 
 

@@ -30,7 +30,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 def uses_flex(device: torch.device, rows: int) -> bool:
-    """Whether the rows of a micro-batch attend by FlexAttention.
+    """Return whether the rows of a micro-batch attend by FlexAttention.
 
     One block has nothing to leave out, and the kernel would be compiled once more for it: a
     dimension of 1 is a constant to the compiler.

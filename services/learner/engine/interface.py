@@ -104,7 +104,7 @@ class TrainSample:
 
 @dataclass(frozen=True)
 class LossSpec:
-    """Which loss, with its settings; one for a whole batch."""
+    """Loss and its settings; one for a whole batch."""
 
     kind: LossKind = "policy"
     """"policy": `policy_loss`, KL and entropy; "nll": weighted negative log-likelihood (SFT)."""
@@ -135,7 +135,7 @@ class LossSpec:
 
 @dataclass(frozen=True)
 class Predictions:
-    """How the policy predicts the trained tokens of one sample, in nats; 0.0 elsewhere."""
+    """Predictions of the policy for the trained tokens of one sample, in nats; 0.0 elsewhere."""
 
     logprobs: FloatArray
     """[T] log-probability of each token, under all before it."""

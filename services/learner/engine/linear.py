@@ -20,7 +20,7 @@ def multiply(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 
 
 def uses_one_dnn(tensor: torch.Tensor) -> bool:
-    """Whether products of a tensor with weights are oneDNN's."""
+    """Return whether products of a tensor with weights are oneDNN's."""
     on_cpu = tensor.device.type == "cpu" and tensor.dtype == torch.float32
     return on_cpu and tensor.numel() > 0 and torch.backends.mkldnn.is_available()
 

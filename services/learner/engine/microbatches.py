@@ -190,7 +190,7 @@ def token_weights(
 
 
 def has_gradient(sample: TrainSample, spec: LossSpec) -> bool:
-    """Whether a sample's gradient may be other than exactly 0."""
+    """Return whether a sample's gradient may be other than exactly 0."""
     if not spec.drop_zero_advantages or spec.kl_coef > 0 or spec.entropy_coef > 0:
         return True
     if spec.kind == "policy" and not is_zero_without_advantage(spec.policy_loss):

@@ -20,7 +20,7 @@ OLD_POLICY_TAG, OLD_CRITIC_TAG = "engine", "critic"
 
 
 def is_old(directory: Path) -> bool:
-    """Whether DeepSpeed wrote a checkpoint, in files of every rank."""
+    """Return whether DeepSpeed wrote a checkpoint, in files of every rank."""
     return (directory / OLD_POLICY_TAG).is_dir()
 
 

@@ -49,7 +49,7 @@ class _Place(BaseModel):
 
 
 class _Answer(BaseModel):
-    """What is read of an answer that `agent-r1 evaluate --decode-continuations` wrote."""
+    """Fields read of an answer that `agent-r1 evaluate --decode-continuations` wrote."""
 
     id: str
     prompt: list[ChatMessage]
@@ -57,7 +57,7 @@ class _Answer(BaseModel):
 
 
 class _Record(BaseModel):
-    """What is read of a stored trajectory."""
+    """Fields read of a stored trajectory."""
 
     task_id: str
     status: str

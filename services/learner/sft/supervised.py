@@ -53,7 +53,7 @@ _NOT_OF_THE_TASK = {
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained: one table of the configuration, and what was read for it."""
+    """Training job: one table of the configuration, and what was read for it."""
 
     table: str
     """Name of the table: "sft" or "train_reward"."""
@@ -67,7 +67,7 @@ class Job:
 
 
 class _Progress(BaseModel):
-    """How far a training has come."""
+    """Progress of a training."""
 
     identity: dict[str, Any]
     step: NonNegativeInt = 0

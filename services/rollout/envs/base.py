@@ -43,7 +43,7 @@ class CallResult:
 
     @property
     def observation(self) -> Observation:
-        """What the model sees of it, unless the environment says otherwise."""
+        """Text that the model sees of it, unless the environment says otherwise."""
         return self.parts or self.text
 
 

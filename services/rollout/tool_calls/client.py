@@ -129,7 +129,7 @@ class ToolClient:
 
     @property
     def specs(self) -> dict[str, ToolSpec]:
-        """What each tool is, by name, once `start` has returned."""
+        """Specifications of the tools, by name, once `start` has returned."""
         return self.directory.specs
 
     async def start(self, wait_s: float) -> None:

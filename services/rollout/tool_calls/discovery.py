@@ -67,7 +67,7 @@ class ToolDirectory:
 
     @property
     def specs(self) -> dict[str, ToolSpec]:
-        """What each tool is, by name."""
+        """Specifications of the tools, by name."""
         return {name: tool.spec for name, tool in self._tools.items()}
 
     def spec(self, name: str, version: str | None = None) -> ToolSpec:

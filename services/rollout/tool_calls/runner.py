@@ -64,7 +64,7 @@ class CallRunner:
 
     @property
     def rollout_id(self) -> str:
-        """What tools are told: the attempt, and its branch where it has several."""
+        """Name that tools are told: the attempt, and its branch where it has several."""
         return ".".join(filter(None, (str(self.rollout.key), self.path)))
 
     async def fork(self, path: str, turns: Sequence[Turn]) -> CallRunner:

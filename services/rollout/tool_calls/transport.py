@@ -114,7 +114,7 @@ MAX_FREE_ATTEMPTS = 20
 
 
 def is_free(reason: str) -> bool:
-    """Whether an attempt that FAILED for this reason does not count against `max_attempts`."""
+    """Return whether an attempt that FAILED so does not count against `max_attempts`."""
     outage = OUTAGES.get(reason.partition(":")[0])
     return outage is not None and outage.free_attempt
 

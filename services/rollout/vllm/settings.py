@@ -168,6 +168,20 @@ def read_end_tokens(directory: Path) -> tuple[int, ...]:
     return _end_tokens(directory, _text_config(directory))
 
 
+def check_cpu_kernels(facts: ModelFacts) -> None:
+    """Refuse a model for whose attention vLLM has no kernel on the CPU.
+
+    Raises:
+        PolicySetupError: that is so.
+    """
+    if facts.head_dim not in CPU_HEAD_SIZES:
+        raise PolicySetupError(
+            f"the model's attention heads have size {facts.head_dim}; vLLM on the CPU runs "
+            f"{', '.join(map(str, CPU_HEAD_SIZES))}; choose hidden_size / num_attention_heads "
+            "among these"
+        )
+
+
 def check_cpu_fit(settings: VllmSettings, facts: ModelFacts) -> None:
     """Refuse what a CPU engine cannot run, before a process is started for it.
 
@@ -175,13 +189,8 @@ def check_cpu_fit(settings: VllmSettings, facts: ModelFacts) -> None:
         PolicyOutOfMemoryError: KV cache and weights exceed the free memory.
         PolicySetupError: the KV cache cannot hold one sequence, or the head size has no kernel.
     """
+    check_cpu_kernels(facts)
     model, rollout = settings.model, settings.rollout
-    if facts.head_dim not in CPU_HEAD_SIZES:
-        raise PolicySetupError(
-            f"the model's attention heads have size {facts.head_dim}; vLLM on the CPU runs "
-            f"{', '.join(map(str, CPU_HEAD_SIZES))}; choose hidden_size / num_attention_heads "
-            "among these"
-        )
     one_sequence = facts.kv_bytes_per_token * model.max_context / GIB
     if one_sequence > rollout.kv_cache_gib:
         raise PolicySetupError(
@@ -195,7 +204,7 @@ def check_cpu_fit(settings: VllmSettings, facts: ModelFacts) -> None:
     if free is not None and rollout.kv_cache_gib + weights > free / GIB:
         raise PolicyOutOfMemoryError(
             f"rollout.kv_cache_gib ({rollout.kv_cache_gib:g}) and the weights ({weights:.2f} GiB) "
-            f"exceed the free memory ({free / GIB:.2f} GiB): {OUT_OF_MEMORY_REMEDY}"
+            f"exceed the free memory ({free / GIB:.2f} GiB); {OUT_OF_MEMORY_REMEDY}"
         )
 
 

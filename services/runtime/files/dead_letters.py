@@ -1,6 +1,6 @@
 """The dead letters of an ended run: the stream `dead_letters` --> `dead_letters.jsonl` --> readers.
 
-The launcher and the learner write it when a run ends; `agent-r1 dead-letters` reads it.
+The launcher and the learner write it when a run ends; `agent-r1 status` and `show` read it.
 """
 
 from __future__ import annotations

@@ -73,17 +73,17 @@ class DataSource(StrictConfig):
 
     @property
     def is_hub(self) -> bool:
-        """Whether this is a data set on the hub."""
+        """Return whether this is a data set on the hub."""
         return str(self.source).startswith(HUB_PREFIX)
 
     @property
     def is_parquet(self) -> bool:
-        """Whether this is a Parquet file, by its name."""
+        """Return whether this is a Parquet file, by its name."""
         return not self.is_hub and self.source.suffix == PARQUET_SUFFIX
 
     @property
     def is_table(self) -> bool:
-        """Whether it has rows of typed columns: all but JSON lines."""
+        """Return whether it has rows of typed columns: all but JSON lines."""
         return self.is_hub or self.is_parquet or self.source.is_dir()
 
     def __str__(self) -> str:

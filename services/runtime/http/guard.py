@@ -78,7 +78,7 @@ _PRIVATE_SUFFIXES = (".localhost", ".svc", ".cluster.local")
 
 @dataclass
 class HttpGuard:
-    """An application that gets whole bodies, from callers that meant this service."""
+    """ASGI middleware: checks host and token, limits requests, and buffers the body."""
 
     app: ASGIApp
     listen: ListenConfig
@@ -239,7 +239,7 @@ async def _answer(send: Send, status: int, text: str, *, unread: Receive | None 
 
 
 def is_known_host(name: str, listen: ListenConfig) -> bool:
-    """Whether a request may name this host: nobody else can point the name at this machine.
+    """Return whether a request may name this host: nobody else can point the name at this machine.
 
     Addresses cannot be pointed elsewhere, and names without a dot (compose, one Kubernetes
     namespace) or of a cluster cannot be registered. Of other names the service knows its own.
@@ -272,7 +272,7 @@ def _is_address(name: str) -> bool:
 
 
 def is_loopback(name: str) -> bool:
-    """Whether a name or an address means this machine, and no other can call it."""
+    """Return whether a name or an address means this machine, and no other can call it."""
     return name == "localhost" or (_is_address(name) and ipaddress.ip_address(name).is_loopback)
 
 
@@ -289,12 +289,12 @@ class TimedProtocol(HttpToolsProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request of it is being answered: there is none, or its body is missing yet."""
+        """Return whether no request of it is being answered: none came, or its body is missing."""
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     @property
     def address(self) -> str:
-        """Where it comes from; "" is a socket of this machine."""
+        """Address that it comes from; "" is a socket of this machine."""
         return self.client[0] if self.client else ""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

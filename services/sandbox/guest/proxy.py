@@ -50,7 +50,7 @@ BINARY = {name: getattr(operator, name) for name in (*_COMPARISONS, *_ARITHMETIC
 
 @dataclass(eq=False)
 class Remote:
-    """What is known here of an object of the other side."""
+    """Stand-in for an object of the other side, with what is known of it here."""
 
     peer: Peer
     number: int

@@ -39,8 +39,6 @@ def load_tool_format(name: str) -> ToolFormat:
     if name in BUILTIN_FORMATS:
         return BUILTIN_FORMATS[name]
     label = f"env.tool_format ({name})"
-    # Where the formats were when older runs named them.
-    name = name.replace("agent_r1.rollout.tool_formats.", f"{__name__}.", 1)
     found: Any = import_named(name, label)
     if not (isinstance(found, type) and issubclass(found, ToolFormat)):
         raise ValueError(f"{label} must be a subclass of agent_r1.ToolFormat")

@@ -52,7 +52,7 @@ CALL_TIMEOUT_S = 60.0
 
 
 class McpFace:
-    """What a tool service is to MCP clients; with `one_client` (stdio) the process is a session."""
+    """A tool service as MCP clients see it; with `one_client` (stdio) the process is a session."""
 
     def __init__(
         self, service: ToolService, *, one_client: bool, timeout_s: float = CALL_TIMEOUT_S

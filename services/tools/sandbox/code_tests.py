@@ -162,7 +162,7 @@ class _TestRun:
 
     @property
     def done(self) -> bool:
-        """Whether every test has been judged."""
+        """Return whether every test has been judged."""
         return len(self.failures) == len(self.checks)
 
     async def use(self, code: Worker, tests: Worker) -> None:

@@ -20,7 +20,7 @@ class Hit:
 
 @dataclass(frozen=True)
 class Found:
-    """What was found for one query."""
+    """Passages found for one query."""
 
     hits: list[Hit]
     """Best first."""

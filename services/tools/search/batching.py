@@ -27,7 +27,7 @@ _Key = tuple[str, int]  # normalized query, top_k
 
 @dataclass
 class SearchCounts:
-    """What became of the queries so far."""
+    """Counts of the queries so far, by what became of them."""
 
     asked: int = 0
     """Queries of callers."""

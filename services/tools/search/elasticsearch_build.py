@@ -60,7 +60,7 @@ Report = Callable[[str, int, int | None], None]
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """How to load."""
+    """Options of a load."""
 
     bulk_bytes: int = 8 << 20
     """Size of a bulk request, in bytes."""
@@ -73,7 +73,7 @@ class BuildOptions:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What a load did."""
+    """Result of a load."""
 
     index: str
     """The version that NAME now stands for."""

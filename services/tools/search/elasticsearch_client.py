@@ -36,7 +36,7 @@ _SHOWN_CHARS = 300
 
 @dataclass(frozen=True)
 class ElasticsearchServer:
-    """Where an Elasticsearch server is, and how to be let in."""
+    """Address of an Elasticsearch server, and the credentials for it."""
 
     url: str
     ca_certs: Path | None = None

@@ -92,7 +92,7 @@ def concrete_name(name: str, fingerprint: str) -> str:
 
 
 def is_version_of(name: str, concrete: str) -> bool:
-    """Whether an index is named as a version of NAME."""
+    """Return whether an index is named as a version of NAME."""
     return (
         re.fullmatch(rf"{re.escape(name)}-[0-9a-f]{{{_FINGERPRINT_CHARS}}}", concrete) is not None
     )

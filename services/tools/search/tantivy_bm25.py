@@ -110,7 +110,7 @@ def open_index(corpus: Path, index_dir: Path | None = None) -> TantivyIndex:
 
 
 def is_current(corpus: Path, index_dir: Path) -> bool:
-    """Whether a folder holds the finished index of a corpus as it is now."""
+    """Return whether a folder holds the finished index of a corpus as it is now."""
     return corpus.is_file() and _usable_meta(corpus, index_dir, hash_of(SETTINGS)) is not None
 
 

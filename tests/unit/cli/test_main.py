@@ -162,7 +162,7 @@ def test_a_password_on_the_command_line_is_refused(
             ["serve", "tool", "agent_r1.tools.python_exec:PythonExec"],
             "agent_r1.tools.python_exec is now agent_r1.tools.sandbox.python_exec",
         ),
-        (["status"], "name a run folder, or give both --redis and --id"),
+        (["status"], "name a run folder, or give --redis with --id or --pool"),
         (["tools", "drain", "search", "--run", "{folder}"], "has no config.json"),
         (["evaluate", "{file}", "--policy", "{folder}", "--out", "o"], "has no config.json"),
         (["sft", "{file}"], "table [sft] is missing"),

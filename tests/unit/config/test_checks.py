@@ -12,9 +12,8 @@ from agent_r1.config import checks as config_checks
 from agent_r1.config import machine as config_machine
 from agent_r1.config.run import Config, ConfigError, load_config
 from agent_r1.learner.redis_memory import worst_case_redis_bytes
-from agent_r1.learner.run_spec import RunSpec
 from agent_r1.runtime.files.hub import HubError
-from tests.support.config_scene import task_line, write_scene
+from tests.support.config_scene import run_spec, task_line, write_scene
 
 
 @pytest.fixture
@@ -46,6 +45,10 @@ def test_a_complete_configuration_has_no_problems(folder: Path):
     ("options", "expected"),
     [
         (["model.path=./nowhere"], "is not a folder; name a Hugging Face model directory"),
+        (
+            ["reward.components.critic=1.0", 'reward.servers.critic={path = "./no", model = "m"}'],
+            "reward.servers.critic.path (",
+        ),
         (["data.train=['nowhere.jsonl']"], "data.train: "),
         (["tools.search.corpus=nowhere.jsonl"], "tools.search.corpus ("),
         (["evaluation.sets.x=nowhere.jsonl"], "evaluation.sets.x: "),
@@ -190,9 +193,9 @@ def test_a_hub_that_does_not_have_the_model_is_a_fault_of_this_machine(
         raise HubError(f"the hub has no {name}")
 
     monkeypatch.setattr("agent_r1.config.checks.model_folder", refuse)
-    here = config_checks.look(load(folder, "model.path=owner/name"), "train")
+    here = config_checks.find(load(folder, "model.path=owner/name"), "train")
     assert (here.problems, here.machine) == ([], ["the hub has no owner/name"])
-    elsewhere = config_checks.look(load(folder, "model.path=owner/name"), "train", machine=False)
+    elsewhere = config_checks.find(load(folder, "model.path=owner/name"), "train", machine=False)
     assert (elsewhere.problems, elsewhere.machine) == ([], [])
     assert "model.path (owner/name) was not checked" in elsewhere.notes[0]
 
@@ -240,17 +243,7 @@ def test_the_worst_case_in_flight_must_fit_the_memory_of_redis(folder: Path):
 def test_the_learner_asks_for_the_memory_that_the_check_before_the_run_asked_for(folder: Path):
     # The one question of the set counts as the 512 that may be in flight, as it does in the check.
     config = load(folder, 'redis.url="redis://127.0.0.1:1/0"')
-    spec = RunSpec(
-        run=config.run,
-        model=config.model,
-        redis=config.redis,
-        prompts=config.prompt_order(),
-        learner=config.learner,
-        engine=config.engine,
-        evaluation=config.evaluation,
-        resolved_config={},
-        resume=False,
-    )
+    spec = run_spec(config)
     need = worst_case_redis_bytes(config.learner, config.evaluation, config.model.max_context)
     spec.check_memory(None)
     spec.check_memory(need)

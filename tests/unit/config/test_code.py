@@ -296,7 +296,7 @@ def test_a_template_with_other_calls_is_found(folder: Path):
 def test_a_format_that_cannot_be_loaded_is_named_once_where_prompts_are_measured(folder: Path):
     options = ["env.tool_format=nowhere:Format", "data.max_prompt_tokens=64"]
     config = load_config(folder / "run.toml", options, {}).config
-    (problem,) = config_checks.look(config, "train", machine=False).problems
+    (problem,) = config_checks.find(config, "train", machine=False).problems
     assert "env.tool_format (nowhere:Format): module nowhere cannot be imported" in problem
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.config import gpu_looks
+from agent_r1.config import gpu_checks
 from agent_r1.config import machine as config_machine
 from agent_r1.config import packages as config_packages
 from agent_r1.config.findings import Check
@@ -37,7 +37,7 @@ def load(folder: Path, *options: str) -> Config:
 
 def problems(folder: Path, *options: str, resume: bool = False) -> str:
     config = load(folder, *options)
-    looks = config_machine.look_at_machine(config, "train", resume=resume, specs={})
+    looks = config_machine.check_machine(config, "train", resume=resume, specs={})
     return "\n".join(problem for look in looks for problem in look.problems)
 
 
@@ -94,8 +94,8 @@ def cpu_packages(monkeypatch: pytest.MonkeyPatch) -> str:
     """A machine with two GPUs and packages for CPUs; what is said of it everywhere."""
     h100 = Device(0, "H100", (9, 0), False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(gpu_looks, "read_devices", lambda: [h100, h100])
-    for module in (gpu_looks, config_machine):
+    monkeypatch.setattr(gpu_checks, "read_devices", lambda: [h100, h100])
+    for module in (gpu_checks, config_machine):
         monkeypatch.setattr(module, "installed_version", lambda name: "2.13.0+cpu")
     return "the packages are for CPUs and this machine has 2 GPUs: run `make setup-gpu`"
 
@@ -130,7 +130,7 @@ def test_gpus_are_counted_where_packages_for_cpus_leave_them_unused(
     cpu_packages: str, monkeypatch: pytest.MonkeyPatch
 ):
     assert config_machine.describe_gpus() == "2, unused: the packages are for CPUs"
-    monkeypatch.setattr(gpu_looks, "installed_version", lambda name: "2.13.0")
+    monkeypatch.setattr(gpu_checks, "installed_version", lambda name: "2.13.0")
     monkeypatch.setattr(config_machine, "count_gpus", lambda: 0)
     assert config_machine.describe_gpus() == "2, and CUDA shows none of them"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -149,7 +149,7 @@ def test_the_model_runner_is_shown(
     folder: Path, gpus: int, options: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(config_machine, "usable_gpus", lambda: gpus)
-    look = config_machine.look_at_model_runner(load(folder, *options))
+    look = config_machine.check_model_runner(load(folder, *options))
     assert (look.found, *look.problems) == (expected,)
 
 
@@ -172,10 +172,10 @@ def test_what_the_gpus_lack_is_a_problem_of_the_machine(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     look = Check("driver", "", ["535.1 is older than 580; install it"])
-    monkeypatch.setattr(config_machine, "look_at_gpus", lambda: iter([look]))
+    monkeypatch.setattr(config_machine, "check_gpus", lambda: iter([look]))
     assert problems(folder) == "535.1 is older than 580; install it"
     config = load(folder, 'sft.data=["dialogues.jsonl"]', "sft.output=out", "sft.engine.device=cpu")
-    looks = config_machine.look_at_machine(config, "sft", resume=False, specs={})
+    looks = config_machine.check_machine(config, "sft", resume=False, specs={})
     assert [one.name for one in looks] == ["GPUs"]
 
 
@@ -286,7 +286,7 @@ def test_tools_that_run_elsewhere_are_asked_what_they_are(folder: Path, tool_url
     assert "does not answer: " in away
     specs: dict[str, ToolSpec] = {}
     config = load(folder, f"tools.other.url={tool_url}")
-    looks = list(config_machine.look_at_machine(config, "serve", resume=False, specs=specs))
+    looks = list(config_machine.check_machine(config, "serve", resume=False, specs=specs))
     assert "tools" in [look.name for look in looks]
     assert [problem for look in looks for problem in look.problems] == []
     assert specs["other"].description == "x"
@@ -294,7 +294,7 @@ def test_tools_that_run_elsewhere_are_asked_what_they_are(folder: Path, tool_url
 
 def ports(folder: Path, *options: str) -> Check:
     """What is said of the ports of a run."""
-    looks = config_machine.look_at_machine(load(folder, *options), "train", resume=False, specs={})
+    looks = config_machine.check_machine(load(folder, *options), "train", resume=False, specs={})
     return next(look for look in looks if look.name == "ports")
 
 

@@ -13,7 +13,13 @@ from pathlib import Path
 import pytest
 
 from agent_r1.cli.parser import build_parser
-from agent_r1.cli.training.estimate import LARGEST_ERROR, RESERVE, look_at, sum_up, with_reserve
+from agent_r1.cli.training.estimate import (
+    LARGEST_ERROR,
+    RESERVE,
+    find_machine,
+    sum_up,
+    with_reserve,
+)
 from agent_r1.config import checks as config_checks
 from agent_r1.config.estimate import ModelSize, read_model_size
 from agent_r1.config.run import Config, load_config
@@ -108,7 +114,7 @@ def problems(
     config = load(file, options)
     policy = sizes[config.model.path, config.model.lora is not None]
     critic = sizes[config.model.path, False] if config.learner.has_critic else None
-    machine = look_at(
+    machine = find_machine(
         config,
         arguments.gpu_gb,
         gpus=arguments.gpus,
@@ -367,7 +373,7 @@ def row_of(file: Path, method: str, sizes: dict[tuple[str, bool], ModelSize]) ->
     boxes = 2 if "--boxes 2" in file.read_text() else 1
     policy = sizes[config.model.path, False]
     critic = policy if config.learner.has_critic else None
-    machine = look_at(config, gpu_gb, gpus=gpus, boxes=boxes)
+    machine = find_machine(config, gpu_gb, gpus=gpus, boxes=boxes)
     found = sum_up(config, policy, critic, machine)
     loads = [f"{one.name}: {one.size / 1e9:.0f} GB" for one in found.gpus]
     return [", ".join(loads), f"{max(one.size for one in found.memory) / 1e9:,.0f} GB"]

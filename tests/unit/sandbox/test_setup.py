@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent_r1.sandbox import bubblewrap
-from agent_r1_deploy import native_libraries
+from agent_r1.setup import native_libraries
 
 
 def without_bwrap(monkeypatch: pytest.MonkeyPatch) -> None:

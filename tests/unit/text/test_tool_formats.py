@@ -254,8 +254,3 @@ def test_user_code_finds_the_classes_in_the_package():
     assert ToolFormat.__module__.startswith("agent_r1.text.tool_formats")
     assert CallBlock(0, 1, [ParsedCall("a", {}, 1)]).calls[0].name == "a"
     assert json.loads(LLAMA)["name"] == "search"
-
-
-def test_a_format_is_found_where_older_runs_named_it():
-    found = load_tool_format("agent_r1.rollout.tool_formats.react:ReactFormat")
-    assert isinstance(found, ReactFormat)

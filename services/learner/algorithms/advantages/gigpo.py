@@ -68,7 +68,7 @@ def _state(batch: AdvantageBatch, i: int, k: int) -> tuple[Hashable, ...]:
 
 
 def _begins(batch: AdvantageBatch, i: int) -> bool:
-    """Whether row i begins with the prompt that all trajectories of its group have."""
+    """Return whether row i begins with the prompt that all trajectories of its group have."""
     return batch.lineages is None or batch.lineages[i].begins
 
 

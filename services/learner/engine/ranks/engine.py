@@ -94,7 +94,7 @@ class RankEngine:
 
     @property
     def _plans(self) -> bool:
-        """Whether the attention of rows that hold several trajectories is ours."""
+        """Return whether the attention of rows that hold several trajectories is ours."""
         return self._setup.model.attention == CHECKED_ATTENTION
 
     def _make_reference(self) -> Callable[..., Any]:

@@ -71,7 +71,7 @@ class RankGroup:
         self._lifelines: list[Lifeline] = []
         self._word = ""
         """What the other ranks are told; see heartbeat.py."""
-        self._told: dict[int, str] = {}
+        self._errors: dict[int, str] = {}
         """By rank: why it ended or failed."""
         self._was_stopped = False
         self._busy = threading.Lock()
@@ -222,8 +222,8 @@ class RankGroup:
             self._was_stopped = True
             logger.info("a learner rank was asked to stop, so all do rank=%d", rank)
             os.kill(os.getpid(), signal.SIGTERM)
-        elif word != STOP and rank not in self._told:
-            self._told[rank] = word
+        elif word != STOP and rank not in self._errors:
+            self._errors[rank] = word
             threading.Thread(target=self._end_after_loss, daemon=True, name="loss").start()
 
     def _end_after_loss(self) -> None:
@@ -244,14 +244,14 @@ class RankGroup:
     def _cause(self, timeout_s: float = 0) -> str | None:
         """Return which rank's end or failure came first; None where all are well in time."""
         deadline = time.monotonic() + timeout_s
-        while not self._told and time.monotonic() < deadline:
+        while not self._errors and time.monotonic() < deadline:
             time.sleep(BEAT_S)
-        if not self._told:
+        if not self._errors:
             return None
         time.sleep(SETTLE_S)
         # First those that could not say why: others fail because of them.
-        lost = {rank: word for rank, word in self._told.items() if word.startswith(LOST)}
-        rank, word = min((lost or self._told).items())
+        lost = {rank: word for rank, word in self._errors.items() if word.startswith(LOST)}
+        rank, word = min((lost or self._errors).items())
         if rank not in lost:
             return f"rank {rank}: {word}"
         code = self.workers[rank - 1].poll() if self.workers else None

@@ -31,7 +31,7 @@ INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 class Groups(NamedTuple):
-    """What ranks talk through, apart from the collectives of the engine."""
+    """Process groups through which ranks talk, apart from the collectives of the engine."""
 
     control: Any
     """Commands and results."""

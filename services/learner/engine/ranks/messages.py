@@ -202,9 +202,9 @@ class ValueBatch(TokenBatch):
     """One forward pass of the critic."""
 
     returns: Float32
-    """[N] what the critic should say."""
+    """[N] value targets."""
     old_values: Float32
-    """[N] what it said before the batch."""
+    """[N] the critic's values before the batch."""
     weights: Float32
     """[N] what each token's loss counts in the optimizer batch."""
 
@@ -243,7 +243,7 @@ class RankBatch:
 
 @dataclass(frozen=True)
 class TrainReply:
-    """What came of one batch."""
+    """Results of training on one batch."""
 
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     not_finite: tuple[int, ...] = ()

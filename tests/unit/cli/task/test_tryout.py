@@ -102,3 +102,12 @@ def test_a_model_without_a_server_is_refused(tmp_path: Path, capsys: pytest.Capt
     file = write_scene(tmp_path / "example")
     assert main(["try", str(file), "--model", "x"]) == 2
     assert "--model goes with --policy openai:URL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["-n", "--samples", "--model"])
+def test_options_of_attempts_are_refused_without_a_policy(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    file = write_scene(tmp_path / "example")
+    assert main(["try", str(file), "--policy", "none", option, "2"]) == 2
+    assert f"{option} does nothing with --policy none; leave it out" in capsys.readouterr().err

@@ -15,8 +15,8 @@ from agent_r1.cli.task.episodes import read_episode
 from agent_r1.cli.task.validate import (
     Line,
     _unanswered,
-    data_looks,
-    episode_looks,
+    data_checks,
+    episode_checks,
     number_notes,
     repeated,
 )
@@ -97,7 +97,7 @@ def test_a_file_whose_answers_are_numbers_is_noted_where_words_are_compared():
 
 def test_the_note_on_numbers_is_shown_with_the_tasks(tmp_path: Path):
     config = load_config(write_scene(tmp_path / "x"), [], {}).config
-    found = next(iter(data_looks(config, lines((TRAIN, "6 * 12?", {"answers": ["72"]})))))
+    found = next(iter(data_checks(config, lines((TRAIN, "6 * 12?", {"answers": ["72"]})))))
     assert len(found.notes) == 1
     assert not found.problems
 
@@ -116,7 +116,7 @@ def test_every_task_for_which_the_environment_cannot_be_made_is_named_up_to_five
     config = load_config(write_scene(tmp_path / "x"), ["env.type=goals_env:GoalEnv"], {}).config
     wrong = [(TRAIN, f"Reach {i}.", {}) for i in range(7)]
     tasks = lines((TRAIN, "Reach it.", {"goal": 1}), *wrong)
-    _, environment = data_looks(config, tasks)
+    _, environment = data_checks(config, tasks)
     assert len(environment.problems) == 6  # five, and how many more there are
     assert (
         "train.jsonl:2 (task 'train-2'): GoalEnv(...) raised KeyError: 'goal'"
@@ -151,7 +151,7 @@ def test_an_episode_that_is_missing_is_named(tmp_path: Path):
 async def test_without_episodes_nothing_shows_that_a_tool_answers():
     config: Any = SimpleNamespace(episodes=SimpleNamespace(passing=None, failing=None))
     runner: Any = SimpleNamespace(specs={"half": None, "boom": None})
-    notes = [note async for look in episode_looks(config, runner, []) for note in look.notes]
+    notes = [note async for look in episode_checks(config, runner, []) for note in look.notes]
     assert notes[-1].startswith("no episode calls boom, half, so nothing shows that it answers")
 
 

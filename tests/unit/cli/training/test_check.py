@@ -8,9 +8,13 @@ import pytest
 
 from agent_r1.cli.main import main
 from agent_r1.cli.parser import RENAMED, build_parser
+from agent_r1.config import checks as config_checks
+from agent_r1.config import code as config_code
+from agent_r1.config.code import load_everything
 from agent_r1.config.findings import Check
 from tests.support.config_scene import load_nothing, write_scene
 from tests.support.parsers import parsers
+from tests.unit.config.test_code import loaded, probe_here
 
 
 def states(output: str) -> dict[str, str]:
@@ -65,7 +69,7 @@ def test_with_a_configuration_it_makes_the_checks_of_train_and_adds_up_the_memor
     found = states(output)
     assert found.keys() >= {"configuration", "GPUs", "disk", "run token", "Redis", "ports", "tools"}
     assert set(found.values()) == {"ok"}
-    assert "it fits" in output
+    assert "memory and disk: enough" in output
     assert f"{config}: ok (agent-r1 train)\nthis machine: ok\n" in output
 
 
@@ -97,9 +101,32 @@ def test_gpus_of_another_machine_are_judged_before_the_data_is_there(
     (config.parent / "train.jsonl").unlink()
     assert main(["check", str(config), "--gpu-gb", "80"]) == 2
     output = capsys.readouterr().out
-    assert "it fits" in output
+    assert "memory and disk: enough" in output
     assert "a machine with GPUs of 80 GB: ok" in output
     assert states(output).keys() == {"configuration"}
+
+
+def test_a_shortage_of_memory_is_judged_once(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the sum of all processes, not by the engine's own check before it."""
+    monkeypatch.setattr(config_checks, "load_everything", load_everything)
+    monkeypatch.setattr(config_code, "_run", probe_here)
+    options = ["--set", "rollout.kv_cache_gib=500000", "--set", "engine.device=cpu"]
+    assert main(["check", str(config), *options]) == 1
+    output = capsys.readouterr().out
+    assert output.count("are free") == 1
+    assert set(states(output).values()) == {"ok"}
+    assert "this machine: it does not fit: 1 problem\n" in output
+
+
+def test_the_remedy_of_a_shortage_is_all_of_it(config: Path) -> None:
+    """Where nothing is summed up: the first words say what is short, the rest what to lower."""
+    findings = loaded(config.parent, "rollout.kv_cache_gib=500000", model=True, machine=True)
+    (look,) = (one for one in findings.checks if one.problems)
+    _, what, remedy = look.lines()
+    assert "exceed the free memory" in what
+    assert remedy.strip().startswith("remedy: lower, in this order: rollout.max_concurrent, ")
 
 
 def test_what_does_not_fit_is_no_fault_of_the_configuration(

@@ -26,13 +26,13 @@ from agent_r1.cli.training.dry_run import (
 )
 from agent_r1.cli.training.estimate import (
     LARGEST_ERROR,
-    look_at,
+    find_machine,
     sum_up,
     verdict,
     with_reserve,
 )
 from agent_r1.cli.training.remedies import changed, make_fit, tried_keys
-from agent_r1.config import gpu_looks
+from agent_r1.config import gpu_checks
 from agent_r1.config.boxes import Machine
 from agent_r1.config.estimate import ModelSize, learner_parts, total
 from agent_r1.config.run import Config, load_config
@@ -67,7 +67,7 @@ def judge(words: list[str]) -> int:
     arguments = build_parser().parse_args(words)
     config = load_config(arguments.config, arguments.options, {}).config
     box = {name: getattr(arguments, name) for name in ("gpus", "boxes", "memory_gb")}
-    machine = look_at(config, arguments.gpu_gb, **box)
+    machine = find_machine(config, arguments.gpu_gb, **box)
     lines, problems = estimate.estimate(config, machine)
     sys.stdout.write("\n".join(lines) + "\n")
     return 1 if problems else 0
@@ -78,7 +78,12 @@ def test_a_run_that_fits_is_summed_up(tmp_path: Path, capsys: pytest.CaptureFixt
     assert judge(["check", str(file), "--set", "engine.device=cpu"]) == 0
     printed = capsys.readouterr().out
     assert "model: 0.7M weights, " in printed
-    for title in ("learner, 1 rank on the CPU", "rollout, 1 server on", "disk", "it fits"):
+    for title in (
+        "learner, 1 rank on the CPU",
+        "rollout, 1 server on",
+        "disk",
+        "memory and disk: enough",
+    ):
         assert title in printed
 
 
@@ -121,8 +126,8 @@ def test_gpus_that_the_packages_leave_unused_are_said(
     file = write_scene(tmp_path / "example")
     h100 = Device(0, "H100", (9, 0), False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(gpu_looks, "read_devices", lambda: [h100, h100])
-    monkeypatch.setattr(gpu_looks, "installed_version", lambda name: "2.13.0+cpu")
+    monkeypatch.setattr(gpu_checks, "read_devices", lambda: [h100, h100])
+    monkeypatch.setattr(gpu_checks, "installed_version", lambda name: "2.13.0+cpu")
     load_nothing(monkeypatch)
     said = "the packages are for CPUs and this machine has 2 GPUs: run `make setup-gpu`"
     main(["check", str(file)])
@@ -184,7 +189,7 @@ def test_proposed_keys_fit_a_machine_that_is_a_fifth_smaller(
     # of 144 GB only 64.8; beside one with 0.4, 0.55 x 144 = 79.2.
     assert judge([*run_3b, "--gpus", "1", "--gpu-gb", "180", "--memory-gb", "100"]) == 1
     printed = capsys.readouterr().out
-    _, found, proposed = printed.partition("it fits, with 20% to spare, with:\n")
+    _, found, proposed = printed.partition("memory and disk are enough, with 20% to spare, with:\n")
     assert found
     keys = re.findall(r"^  --set (\S+)", proposed, re.M)
     assert keys == ["rollout.gpu_memory_utilization=0.4"]
@@ -210,7 +215,7 @@ def test_keys_that_leave_less_are_proposed_where_no_others_fit(
     for key in ("engine.gpu_memory_share", "placement.rollout_replicas", "engine.ranks"):
         assert key in by_hand
     assert lines[first + 1 : first + 4] == [
-        "it fits with 4 % to spare; the sums have been up to 21 % too low, with:",
+        "they are enough with 4 % to spare; the sums have been up to 21 % too low, with:",
         "  --set rollout.gpu_memory_utilization=0.3",
         "  --set engine.gpu_memory_share=0.65",
     ]
@@ -219,8 +224,8 @@ def test_keys_that_leave_less_are_proposed_where_no_others_fit(
 @pytest.mark.parametrize(
     ("gpu_gb", "said"),
     [
-        ("92", "it fits"),
-        ("80", "it fits, with 8 % to spare; the sums have been up to 21 % too low"),
+        ("92", "memory and disk: enough"),
+        ("80", "memory and disk: enough, with 8 % to spare; the sums have been up to 21 % too low"),
     ],
 )
 def test_little_to_spare_is_said(
@@ -234,11 +239,17 @@ def test_little_to_spare_is_said(
 @pytest.mark.parametrize(
     ("spare", "said"),
     [
-        (0.5, "it fits"),
-        (0.2, "it fits"),
-        (0.19, "it fits, with 19 % to spare; the sums have been up to 21 % too low"),
-        (0.055, "it fits, with 5 % to spare; the sums have been up to 21 % too low"),
-        (0.0, "it fits, with 0 % to spare; the sums have been up to 21 % too low"),
+        (0.5, "memory and disk: enough"),
+        (0.2, "memory and disk: enough"),
+        (
+            0.19,
+            "memory and disk: enough, with 19 % to spare; the sums have been up to 21 % too low",
+        ),
+        (
+            0.055,
+            "memory and disk: enough, with 5 % to spare; the sums have been up to 21 % too low",
+        ),
+        (0.0, "memory and disk: enough, with 0 % to spare; the sums have been up to 21 % too low"),
     ],
 )
 def test_a_verdict_has_what_is_left_where_that_is_little(spare: float, said: str):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1_deploy import gpu_probe
-from agent_r1_deploy.gpu_probe import probe
+from agent_r1.setup import gpu_probe
+from agent_r1.setup.gpu_probe import probe
 
 HERE = Path(sys.executable)
 

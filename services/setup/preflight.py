@@ -1,6 +1,6 @@
 """Checks this machine before anything is installed, and says what installing takes.
 
-    python3 deploy/preflight.py [gpu]
+    python3 services/setup/preflight.py [gpu]
 
 Run by scripts/setup; standard library only, and Python 3.7 can run it, since telling Pythons apart
 is its work. Exit status 0: continue; 1: something is missing, and was reported.
@@ -16,7 +16,7 @@ import types
 from pathlib import Path
 from typing import NamedTuple
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":  # nothing is installed yet, under whose name services/ would be found
     package = sys.modules["agent_r1"] = types.ModuleType("agent_r1")
     package.__path__ = [str(REPOSITORY / "services")]
@@ -29,7 +29,7 @@ OLDEST_GLIBC = (2, 28)
 
 
 class Sizes(NamedTuple):
-    """What the packages of a variant take, in GB."""
+    """Sizes of the packages of a variant, in GB."""
 
     download: float
     installed: float

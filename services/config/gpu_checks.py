@@ -1,7 +1,7 @@
 """Looks at the GPUs of this machine: what they need, and whether CUDA and Triton work on them.
 
 machine.py, `agent-r1 check` and scripts/gpu_test --> here --> agent_r1.runtime/gpu_needs.py,
-and a process of deploy/gpu_probe.py.
+and a process of setup/gpu_probe.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from agent_r1.config.packages import installed_version
 from agent_r1.config.placement import VISIBLE_GPUS
 from agent_r1.runtime.gpu_needs import INSTALL_DRIVER, check_gpu_needs
 from agent_r1.runtime.gpus import read_devices
-from agent_r1_deploy.gpu_probe import Probe, probe
+from agent_r1.setup.gpu_probe import Probe, probe
 
 LEAST_BFLOAT16 = (8, 0)
 """vLLM refuses bfloat16 on older GPUs."""
@@ -35,7 +35,7 @@ REMEDIES = {
 """By the stage of the probe that failed."""
 
 
-def look_at_gpus() -> Iterator[Check]:
+def check_gpus() -> Iterator[Check]:
     """Look at all that GPUs need; of a torch for CPUs say only that there are GPUs."""
     if os.environ.get(VISIBLE_GPUS) in HIDDEN:
         return

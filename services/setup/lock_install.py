@@ -91,7 +91,7 @@ class Target:
 
     @property
     def log(self) -> Path:
-        """What pip printed."""
+        """File of what pip printed."""
         return self.prefix / "agent-r1-setup.log"
 
     def site_packages(self) -> Path:

@@ -1,8 +1,8 @@
 """Tries in a process of its own what a run does first on a GPU: CUDA, and a kernel of Triton.
 
-    python deploy/gpu_probe.py [STAGE ...]
+    python services/setup/gpu_probe.py [STAGE ...]
 
-config/gpu_looks.py and lock_install.py --python--> `probe` --> this file as a program, which writes
+config/gpu_checks.py, lock_install.py --python--> `probe` --> this file as a program, which writes
 a line for each stage that it reached. A driver that hangs or ends a process then harms no other.
 """
 
@@ -24,7 +24,7 @@ SIZE = 1000
 
 @dataclass(frozen=True)
 class Probe:
-    """How far it came."""
+    """Result of a probe: how far it came."""
 
     facts: dict[str, Any] = field(default_factory=dict)
     """What each stage found, by stage; a stage that is not there was not reached."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1_deploy import preflight
+from agent_r1.setup import preflight
 
 
 def test_this_machine_is_described_line_by_line():
