@@ -80,6 +80,9 @@ ELSEWHERE = {
     },
     ("docs/results/deep_world/decoding.md", "agent-r1 matrix"): "tests/e2e/test_training_run.py",
     ("docs/results/deep_world/guided.md", "agent-r1 matrix"): "tests/e2e/test_training_run.py",
+    ("docs/results/deep_world/guided_elsewhere.md", "agent-r1 matrix"): (
+        "tests/e2e/test_training_run.py"
+    ),
     ("docs/results/lookahead/guided.md", "agent-r1 matrix"): "tests/e2e/test_training_run.py",
     ("docs/scale-out.md", "agent-r1"): "tests/support/run_on_hosts.py",
     ("docs/scale-out.md", "cat > redis.conf"): "tests/support/run_on_hosts.py",
