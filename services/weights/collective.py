@@ -164,10 +164,6 @@ class CollectiveTransport(Transport):
             self._transfer = asyncio.ensure_future(sending)
             await asyncio.shield(self._transfer)
 
-    async def publish(self, policy_version: int, directory: Path) -> Published:
-        """See `Transport.publish`; nothing is read from a folder here."""
-        raise NotImplementedError("versions are held, not written")
-
     def serve(self, paths: Mapping[str, Path]) -> str:
         """See `Transport.serve`."""
         for sha256, path in paths.items():

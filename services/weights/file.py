@@ -15,7 +15,7 @@ from agent_r1.weights.manifest import (
     MAX_MANIFEST_BYTES,
     Fetcher,
     Published,
-    Transport,
+    SnapshotTransport,
     WeightsRefusedError,
     manifest_location,
     parse_manifest,
@@ -23,11 +23,11 @@ from agent_r1.weights.manifest import (
 from agent_r1_proto.weights import MANIFEST_FILE, SNAPSHOT_FILE, NewestVersion, WeightManifest
 
 
-class FileTransport(Transport):
+class FileTransport(SnapshotTransport):
     """The learner's end; has nothing to move."""
 
     async def publish(self, policy_version: int, directory: Path) -> Published:
-        """See `Transport.publish`; the location is a path."""
+        """See `SnapshotTransport.publish`; the location is a path."""
         size_bytes = (directory / SNAPSHOT_FILE).stat().st_size
         return Published(str(directory / MANIFEST_FILE), size_bytes)
 

@@ -40,7 +40,7 @@ from agent_r1.weights.manifest import (
     MAX_MANIFEST_BYTES,
     Fetcher,
     Published,
-    Transport,
+    SnapshotTransport,
     WeightsRefusedError,
     manifest_location,
     parse_manifest,
@@ -168,7 +168,7 @@ class Server(Protocol):
     """Base URL, once it serves."""
 
 
-class HttpTransport(Transport):
+class HttpTransport(SnapshotTransport):
     """The learner's end: serves the files of published versions.
 
     Args:
@@ -194,7 +194,7 @@ class HttpTransport(Transport):
         return self
 
     async def publish(self, policy_version: int, directory: Path) -> Published:
-        """See `Transport.publish`; the location is a URL."""
+        """See `SnapshotTransport.publish`; the location is a URL."""
         base = self._previous
         again = base == directory  # a version that is written again has no other before it
         if again or self._deltas + 1 >= self._dense_every:

@@ -60,15 +60,6 @@ class Transport(AbstractAsyncContextManager["Transport"]):
     async def __aexit__(self, *exc_info: object) -> None:
         """Leave what is published: servers may still read it."""
 
-    @abstractmethod
-    async def publish(self, policy_version: int, directory: Path) -> Published:
-        """Make a version available.
-
-        Args:
-            policy_version: its number.
-            directory: holds manifest and snapshot, complete and on the disk.
-        """
-
     def take_bytes_sent(self) -> int:
         """Return the bytes that this transport has sent since the last call."""
         return 0
@@ -86,6 +77,19 @@ class Transport(AbstractAsyncContextManager["Transport"]):
 
     def withdraw(self, policy_version: int) -> None:
         """Forget a version whose files are about to be deleted; reads under way may end."""
+
+
+class SnapshotTransport(Transport):
+    """The learner's end of a transport that takes versions from their folders."""
+
+    @abstractmethod
+    async def publish(self, policy_version: int, directory: Path) -> Published:
+        """Make a version available.
+
+        Args:
+            policy_version: its number.
+            directory: holds manifest and snapshot, complete and on the disk.
+        """
 
 
 class Fetcher(AbstractAsyncContextManager["Fetcher"]):

@@ -45,7 +45,7 @@ from agent_r1.runtime.http.token import find_token
 from agent_r1.weights.collective import CollectiveTransport
 from agent_r1.weights.file import FileTransport
 from agent_r1.weights.http import HttpTransport
-from agent_r1.weights.manifest import Published, Transport, time_limit_s
+from agent_r1.weights.manifest import Published, SnapshotTransport, Transport, time_limit_s
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.weights import (
     CanaryReply,
@@ -281,6 +281,7 @@ class WeightPublisher:
         await asyncio.get_running_loop().run_in_executor(
             self._engine_thread, self._engine.write_snapshot, directory, self._run_id, version
         )
+        assert isinstance(self.transport, SnapshotTransport)
         return await self.transport.publish(version, directory)
 
     async def _write_again(self, report: PushReport) -> None:
