@@ -92,17 +92,18 @@ def _status_in_redis(arguments: argparse.Namespace) -> int:
         raise ConfigError("name a run folder, or give --redis with --id or --pool")
 
     async def show(broker: Broker) -> None:
-        if run_id is None:
-            if not await _show_tools(ToolRegistry(broker, pool)):
+        if run_id is not None and await broker.knows_run():
+            await _show(broker, pool)
+            print_summary(await broker.dead_letters())
+        # Tools may be up before anything else of their run is.
+        elif not await _show_tools(ToolRegistry(broker, pool)):
+            if run_id is None:
                 print(f"no tool instance is announced in the pool {pool!r}")
-            return
-        if not await broker.knows_run():
+                return
             raise ConfigError(
                 f"--id ({run_id}) is no run of this Redis; name one, or leave --id out to see the "
                 "tools of --pool"
             )
-        await _show(broker, pool)
-        print_summary(await broker.dead_letters())
 
     ask(given_redis(arguments.redis), run_id or "tools", show)
     return 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
@@ -296,7 +297,7 @@ class VllmPolicy(Policy):
     async def _load_first_weights(self) -> None:
         """Load what of version 0 a new engine does not have."""
         if files := self._held().first_files():
-            self._limit_s = self._load_limit_s(sum(file.stat().st_size for file in files))
+            self._limit_s = self._load_limit_s(sum(map(os.path.getsize, files)))
             async with self._engine_errors():
                 await self._stage(0, files)
                 await self._swap_weights(0)
