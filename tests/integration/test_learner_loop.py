@@ -665,6 +665,29 @@ async def test_a_frozen_server_is_left_out_of_a_broadcast(
     assert summary(tmp_path / "run")["status"] == "finished"
 
 
+async def test_a_server_that_came_too_late_is_invited_again(
+    tmp_path: Path,
+    redis_url: str,
+    run_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    monkeypatch.setattr("agent_r1.weights.collective.MEET_S", 3.0)
+    monkeypatch.setattr("agent_r1.learner.weights.publisher.LOUD_S", 0.1)
+    spec = training_spec(tmp_path / "run", redis_url, run_id, transport="collective")
+    async with await Broker.connect(redis_url, run_id) as broker:
+        async with FakeServices(broker, run_id=run_id).running() as services:
+            services.may_load.clear()
+            running = asyncio.create_task(Learner(spec, FakeEngine()).run())
+            # Its request goes on while the learner waits for another server.
+            await eventually(lambda: "that takes the weights" in caplog.text, running)
+            assert "none of 1 invited servers came" in caplog.text
+            services.may_load.set()
+            await asyncio.wait_for(running, 60)
+        assert services.loads == [1, 2, 3]
+    assert summary(tmp_path / "run")["status"] == "finished"
+
+
 async def test_a_resumed_learner_says_how_to_join_before_any_server_has_its_weights(
     tmp_path: Path, redis_url: str, run_id: str
 ):

@@ -352,7 +352,8 @@ class WeightPublisher:
         invitation, sending = None, None
         if isinstance(self.transport, CollectiveTransport):
             # One that is frozen would hold up the others every time.
-            servers = [s for s in servers if s.server_id not in self._stragglers.values()]
+            busy = {name for task, name in self._stragglers.items() if not task.done()}
+            servers = [server for server in servers if server.server_id not in busy]
             if not servers:
                 return {}
             invitation = self.transport.invite()
@@ -375,7 +376,10 @@ class WeightPublisher:
                 if not done:
                     break
                 if sending is not None and sending in done:
-                    broken, sending = sending.exception() is not None, None
+                    error, sending = sending.exception(), None
+                    broken = error is not None
+                    if broken:
+                        logger.warning("a transfer failed servers=%d error=%s", len(names), error)
                 for task in done & pending:
                     pending.discard(task)
                     try:
