@@ -103,7 +103,7 @@ def _add_decoding(command: argparse.ArgumentParser) -> None:
         "are taken that are likely (default: 0)",
     )
     add("--decode-continuations", type=integer(0), metavar="M", help=CONTINUATIONS_HELP)
-    add("--decode-keep", type=integer(1), metavar="B", help="branches that beam keeps (default: 2)")
+    add("--decode-keep", type=integer(1), metavar="B", help="branches that beam keeps (default: 4)")
     add(
         "--decode-lookahead",
         type=integer(0),

@@ -31,8 +31,9 @@ OPTIONS = (
     *("continuations", "max_calls", "scorer"),
 )
 """The fields of `Decoding` that options give: `--decode-branch-below`."""
-BEAM_KEEPS = 2
-"""Branches that `beam` keeps unless told otherwise."""
+BEAM_KEEPS = 4
+"""Branches that `beam` keeps unless told otherwise. Two would never be drawn anew: their effective
+number is at least 1."""
 
 
 def decoding_of(

@@ -89,7 +89,8 @@ class Fit:
         found: list[Guidance] = []
         for temperature, evaluation in self._measured.items():
             await ask_left(evaluation, served, meter)
-            places = [a.place for a in evaluation.file.answers.values() if a.place is not None]
+            answers = sorted(evaluation.file.answers.items())  # however they came
+            places = [answer.place for _, answer in answers if answer.place is not None]
             found.append(guidance(places, temperature, self.decoding.candidates))
             meter.event(_shown(found[-1]))
         best = max(found, key=lambda one: (not one.why_not, one.gain[0]))

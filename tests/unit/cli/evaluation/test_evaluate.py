@@ -423,7 +423,7 @@ def test_decoding_is_asked_for_recorded_and_continued(
     assert {name: value for name, value in facts.items() if name.startswith("decoding.")} == {
         "decoding.method": "beam",
         "decoding.candidates": 4,
-        "decoding.keep": 2,
+        "decoding.keep": 4,
         "decoding.lookahead": 0,
         "decoding.max_calls": "budget",
         "decoding.scorer": "reward_model",

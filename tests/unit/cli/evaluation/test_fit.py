@@ -6,18 +6,21 @@ import asyncio
 import json
 import math
 import shutil
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent_r1.cli import main as cli
-from agent_r1.cli.evaluation.decoding import DECODING_FILE, read_setting
+from agent_r1.cli.evaluation import fit as fitting
+from agent_r1.cli.evaluation.decoding import BEAM_KEEPS, DECODING_FILE, read_setting
 from agent_r1.config.run import Config
 from agent_r1.evaluation.answer_file import Candidate, Place
+from agent_r1.evaluation.guidance import Guidance
 from agent_r1.evaluation.main import EvaluationRun
 from agent_r1.launch import local_client
+from agent_r1.rollout.decoding.particles import RESAMPLE_BELOW
 from agent_r1_proto.rewards import ScoreTurn
 from agent_r1_proto.tasks import Decoding
 from tests.support.config_scene import load_nothing, task_line, write_scene
@@ -66,6 +69,7 @@ class Services:
         self.sees: Callable[[float], float] = lambda temperature: 0.8
         self.votes: Callable[[float], float] = lambda temperature: 0.25
         self.call_early = True
+        self.order: Callable[[Any], Iterable[Any]] = iter
         monkeypatch.setattr(local_client, "run_client", self.run_client)
         monkeypatch.setattr(EvaluationRun, "ask", lambda evaluation, **_: self.ask(evaluation))
 
@@ -88,8 +92,10 @@ class Services:
             )
         votes = asked.decoding is not None and asked.decoding.method == "majority"
         em = self.votes(asked.temperature) if votes else 0.5
-        for task in evaluation.left:
+        for task in self.order(evaluation.left):
             evaluation.file.append(answer(task.id, em, set="held_out", place=place))
+            if place is not None:  # as many turns before it as the number of its question
+                place = place.model_copy(update={"turns": [*place.turns, ScoreTurn(text="t")]})
 
 
 @pytest.fixture
@@ -216,6 +222,26 @@ def test_what_was_fitted_says_what_it_replaces_and_what_it_lacks(
     (file.parent / "turn_values" / "model.safetensors").unlink()
     assert cli.main(command(file, "--decode", "value_guided")) == 2
     assert "has no model.safetensors any more" in capsys.readouterr().err
+
+
+def test_what_is_fitted_does_not_depend_on_the_order_of_answers(
+    file: Path, services: Services, monkeypatch: pytest.MonkeyPatch
+):
+    met: list[list[int]] = []
+
+    def guidance(places: Sequence[Place], *more: Any) -> Guidance:
+        met.append([len(place.turns) for place in places])
+        return real(places, *more)
+
+    real = fitting.guidance
+    monkeypatch.setattr(fitting, "guidance", guidance)
+    services.order = lambda left: sorted(left, key=lambda task: task.id, reverse=True)
+    assert fit(file) == 0
+    assert met == [list(range(99, -1, -1))] * 2  # from the first id to the last
+
+
+def test_a_beam_keeps_as_many_as_it_can_draw_anew():
+    assert RESAMPLE_BELOW * BEAM_KEEPS > 1.0
 
 
 def test_a_fit_goes_on_where_it_stopped(file: Path, services: Services):
