@@ -151,9 +151,9 @@ async def test_a_command_that_names_it_by_an_option_takes_its_secrets_from_the_e
 
     status, text = await servers(CA_FILE=redis.ca_file)
     assert status == 2, text  # no password
-    assert "is no run of this Redis" not in text
-    _, text = await servers(CA_FILE=redis.ca_file, PASSWORD_FILE=redis.password_file)
-    assert "--id (x) is no run of this Redis" in text  # it has been asked
+    status, text = await servers(CA_FILE=redis.ca_file, PASSWORD_FILE=redis.password_file)
+    assert status == 0, text
+    assert "no rollout server is announced" in text
 
 
 def problems(config) -> list[str]:

@@ -97,12 +97,11 @@ def _status_in_redis(arguments: argparse.Namespace) -> int:
             print_summary(await broker.dead_letters())
         # Tools may be up before anything else of their run is.
         elif not await _show_tools(ToolRegistry(broker, pool)):
-            if run_id is None:
-                print(f"no tool instance is announced in the pool {pool!r}")
-                return
-            raise ConfigError(
-                f"--id ({run_id}) is no run of this Redis; name one, or leave --id out to see the "
-                "tools of --pool"
+            print(
+                f"no tool instance is announced in the pool {pool!r}"
+                if run_id is None
+                else f"Redis has nothing of a run {run_id!r} (--id): no rollout server is "
+                "announced, and no sample waits"
             )
 
     ask(given_redis(arguments.redis), run_id or "tools", show)
