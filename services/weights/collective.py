@@ -124,7 +124,7 @@ class CollectiveTransport(Transport):
         meanwhile would be aborted.
         """
         if self._transfer is not None:
-            with contextlib.suppress(TransferError):
+            with contextlib.suppress(TransferError, RuntimeError):  # whoever sent has been told
                 await self._transfer
         self._store = None
 

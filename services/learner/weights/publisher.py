@@ -359,6 +359,7 @@ class WeightPublisher:
             invitation = self.transport.invite()
             invited = [server.server_id for server in servers]
             sending = asyncio.create_task(self.transport.send(invitation, invited))
+            sending.add_done_callback(_log_failure)  # also where all servers answer before it ends
         names = {
             asyncio.create_task(self._load_one(server, report, invitation)): server.server_id
             for server in servers
@@ -376,10 +377,7 @@ class WeightPublisher:
                 if not done:
                     break
                 if sending is not None and sending in done:
-                    error, sending = sending.exception(), None
-                    broken = error is not None
-                    if broken:
-                        logger.warning("a transfer failed servers=%d error=%s", len(names), error)
+                    broken, sending = sending.exception() is not None, None
                 for task in done & pending:
                     pending.discard(task)
                     try:
@@ -545,3 +543,8 @@ class WeightPublisher:
         for version in sorted(versions)[: -self._config.keep_versions]:
             self.transport.withdraw(version)
             shutil.rmtree(self._weights_dir / f"v{version}", ignore_errors=True)
+
+
+def _log_failure(sending: asyncio.Task[None]) -> None:
+    if not sending.cancelled() and (error := sending.exception()) is not None:
+        logger.warning("a transfer failed error=%s", error)
