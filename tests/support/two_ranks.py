@@ -42,7 +42,8 @@ with quick_imports():
     from agent_r1.learner.engine.ranks.rank_env import RankPlace, read_place
     from agent_r1.learner.engine.ranks.worker import follow
     from agent_r1.runtime.config import LoraConfig, ModelConfig
-    from tests.support.tiny_models import make_samples, with_values
+    from tests.support.snapshot_files import write_version
+from tests.support.tiny_models import make_samples, with_values
 
 SEED = 11
 COUNT = 7
@@ -83,7 +84,7 @@ def gradient(
 
 def weights(engine: DeepSpeedPolicyEngine, directory: Path) -> np.ndarray:
     """Return all weights in the order of their names, as a snapshot has them."""
-    engine.write_snapshot(directory, "run", 0)
+    write_version(engine, directory, "run", 0)
     tensors = load_file(directory / "model.safetensors")
     return np.concatenate([tensors[n].double().flatten().numpy() for n in sorted(tensors)])
 
@@ -135,7 +136,7 @@ def train(engine: DeepSpeedPolicyEngine, folder: Path) -> dict[str, Any]:
     metrics.append(engine.train_batch(samples, SPEC))
     engine.load_state(folder / "state")
     again = engine.train_batch(samples, SPEC)
-    manifest = engine.write_snapshot(folder / "snapshot", "run", 1)
+    manifest = write_version(engine, folder / "snapshot", "run", 1)
     logprobs = sequence_logprobs(engine, [sample.token_ids for sample in samples])
     filtered = engine.train_batch(
         left_out(samples, COUNT // 2), dataclasses.replace(SPEC, optimizer_steps=2)
