@@ -559,7 +559,6 @@ async def test_the_next_batch_is_trained_while_weights_are_written(
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line) for line in lines]
     assert max(step["canary/dlogp_max"] for step in steps) < 1e-6
-    assert steps[0]["push/write_s"] > steps[0]["push/wait_s"]
 
 
 async def test_a_run_that_cannot_learn_says_so_while_it_trains(
