@@ -789,6 +789,13 @@ async def test_a_disk_too_small_for_the_weights_is_refused_at_start(
         await asyncio.wait_for(Learner(spec, engine).run(), 60)
     assert engine.trained == []
     assert not unfinished.exists()
+    spec = training_spec(tmp_path / "sent", redis_url, run_id, steps=1, transport="collective")
+    async with (
+        await Broker.connect(redis_url, run_id) as broker,
+        FakeServices(broker, run_id=run_id).running(),
+    ):
+        await asyncio.wait_for(Learner(spec, engine).run(), 60)  # what is sent needs no disk
+    assert not list((tmp_path / "sent").glob("weights/v*"))
 
 
 async def test_a_rank_that_is_lost_between_two_batches_ends_the_run(

@@ -32,6 +32,7 @@ from tests.support.engines import (
     sequence_logprobs,
 )
 from tests.support.live_engine import LiveEngine
+from tests.support.sent_weights import sent
 from tests.support.snapshot_files import VOCAB_SIZE, build_model, model_logprobs, write_version
 from tests.support.tiny_models import save_model
 
@@ -200,6 +201,15 @@ def test_every_pushed_adapter_is_served_also_after_a_prefix_cached_before(
         ids = np.array(prompt + crossing.token_ids)
         expected = sequence_logprobs(learner, [ids])[0][len(prompt) - 1 :][newer.start :]
         np.testing.assert_allclose(crossing.logprobs[newer.start :], expected, atol=PARITY)
+
+    async def send() -> None:
+        async with sent(learner.weights(), 3, tmp_path, learner.adapter) as manifest:
+            await live.policy.load_weights(manifest)
+
+    train(learner, known)
+    assert distance() > 100 * PARITY
+    live.run(send())
+    assert distance() <= PARITY
 
 
 @pytest.mark.vllm

@@ -18,7 +18,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +28,6 @@ from agent_r1.runtime.imports import quick_imports
 with quick_imports():
     import numpy as np
     import torch
-    from safetensors.torch import load_file
 
     from agent_r1.learner.algorithms.losses import LossInputs, LossOptions, PolicyLoss
     from agent_r1.learner.config import EngineConfig
@@ -76,16 +74,14 @@ def gradient(
     engine: DeepSpeedPolicyEngine, samples: list[TrainSample], spec: LossSpec
 ) -> np.ndarray:
     """Return the gradient of one batch, from what an engine with `SHOWS_GRADIENT` makes of it."""
-    with tempfile.TemporaryDirectory() as folder:
-        before = weights(engine, Path(folder) / "before")
-        engine.train_batch(samples, spec)
-        return (before - weights(engine, Path(folder) / "after")) / 1e6
+    before = weights(engine)
+    engine.train_batch(samples, spec)
+    return (before - weights(engine)) / 1e6
 
 
-def weights(engine: DeepSpeedPolicyEngine, directory: Path) -> np.ndarray:
-    """Return all weights in the order of their names, as a snapshot has them."""
-    write_version(engine, directory, "run", 0)
-    tensors = load_file(directory / "model.safetensors")
+def weights(engine: DeepSpeedPolicyEngine) -> np.ndarray:
+    """Return all weights in the order of their names, as they are pushed."""
+    tensors = engine.weights().tensors
     return np.concatenate([tensors[n].double().flatten().numpy() for n in sorted(tensors)])
 
 

@@ -132,6 +132,8 @@ def prepare_weights_dir(spec: RunSpec, snapshot_bytes: int) -> None:
     """
     for unfinished in spec.weights_dir.glob(".v*"):
         shutil.rmtree(unfinished, ignore_errors=True)
+    if spec.learner.transport == "collective":
+        return  # which writes none
     keep = spec.learner.keep_versions
     missing = max(0, keep + 1 - len(list(spec.weights_dir.glob("v*"))))
     require_room(
