@@ -19,6 +19,7 @@ from agent_r1_proto.policies import DEFAULT_POLICY, PolicyName
 SNAPSHOT_FILE = "model.safetensors"
 MANIFEST_FILE = "manifest.json"
 DELTA_FILE = "delta.zst"
+SHARED_FILE = "shared.json"
 TransportName = Literal["file", "http", "collective"]
 """How the bytes of a version travel: through a folder that all see, over HTTP, or from the memory
 of the learner into that of all servers at once."""
@@ -101,8 +102,9 @@ class WeightManifest(StrictMessage):
         return self
 
 
-Backend = Literal["gloo", "nccl"]
-"""Backend of a process group: gloo goes through host memory, nccl from GPU to GPU."""
+Backend = Literal["gloo", "nccl", "ipc"]
+"""How weights are sent: gloo through host memory, nccl from GPU to GPU; with ipc, servers read them
+in the learner's own GPU."""
 
 
 class Invitation(StrictMessage):
@@ -113,7 +115,7 @@ class Invitation(StrictMessage):
     group: str
     """Name of the process group; no other has it."""
     backend: Backend = "gloo"
-    """Of the group."""
+    """How the version travels."""
     size_bytes: Annotated[int, Field(gt=0)]
     """Of the safetensors file that is sent."""
     bucket_bytes: Annotated[int, Field(gt=0)]

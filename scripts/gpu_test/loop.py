@@ -72,10 +72,15 @@ class Variant:
     """The run is stopped half-way, and resumed."""
 
 
+SENT = {"learner.transport": "collective"}
+ON_ONE_GPU = {"placement.rollout": [[0]], "placement.learner": [0]}
 VARIANTS = {
     "plain": Variant({}),
     "file": Variant({"learner.transport": "file"}),
     "http": Variant({"learner.transport": "http"}),
+    "collective": Variant(SENT),
+    "nccl": Variant({**SENT, "learner.collective_backend": "nccl"}, gpus=2, on_cpu=False),
+    "ipc": Variant({**SENT, **ON_ONE_GPU, "learner.collective_backend": "ipc"}, on_cpu=False),
     "zero3": Variant({"engine.zero_stage": 3, "engine.ranks": 2}, gpus=2),
     "tp2": Variant({"rollout.tensor_parallel_size": 2}, gpus=2, on_cpu=False),
     "offload": Variant({"engine.zero_stage": 1, "engine.offload": "optimizer"}),
@@ -83,7 +88,7 @@ VARIANTS = {
     "one_row": Variant({"engine.share_prefixes": True}),
     "resume": Variant({}, resumes=True),
     "v1": Variant({"rollout.model_runner": "v1"}),
-    "shared": Variant({"placement.rollout": [[0]], "placement.learner": [0]}),
+    "shared": Variant(ON_ONE_GPU),
 }
 
 

@@ -156,10 +156,17 @@ class Config(StrictConfig):
                 f"{replicas}): otherwise timing decides which weights sample what; "
                 "change them or set deterministic = false"
             )
-        if self.learner.collective_backend == "nccl" and self.engine.device == "cpu":
+        backend = self.learner.collective_backend
+        if backend != "gloo" and self.engine.device == "cpu":
             raise ValueError(
-                'learner.collective_backend ("nccl") needs engine.device "cuda", not "cpu"; set '
-                "gloo, which goes through host memory"
+                f'learner.collective_backend ("{backend}") needs engine.device "cuda", not "cpu"; '
+                "set gloo, which goes through host memory"
+            )
+        parts = self.rollout.tensor_parallel_size
+        if backend == "ipc" and (parts > 1 or self.model.lora is not None):
+            raise ValueError(
+                'learner.collective_backend ("ipc") is for whole models of one GPU, and not for '
+                f"[model.lora] or rollout.tensor_parallel_size ({parts}); set gloo"
             )
         if replicas > 1 and self.rollout.port != 0:
             raise ValueError(

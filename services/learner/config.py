@@ -266,7 +266,8 @@ class LearnerConfig(ObjectiveConfig):
     collective_backend: Backend = "gloo"
     """With transport = "collective": gloo sends from host memory to host memory. nccl sends from
     GPU to GPU, where the learner and every server have their own, and takes about 0.5 GB of each
-    server's first."""
+    server's first. ipc is for servers on the learner's GPU, which map a copy of the weights that
+    the learner keeps there. Only gloo has been run; nccl and ipc are written for GPUs."""
     push: Literal["dense", "delta"] = "dense"
     """What servers pull with transport = "http". `delta`: those that hold the version before pull
     what has changed since, without loss; in bfloat16 that is a small part."""

@@ -25,12 +25,14 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel
 
 from agent_r1.runtime.files.own_folder import OwnFolder
 from agent_r1.runtime.memory import MIB
 from agent_r1.runtime.threads import in_thread
 from agent_r1.weights.download import TransferError, reserve
 from agent_r1.weights.http import ServedFiles, Server
+from agent_r1.weights.ipc import SharedMemory, share
 from agent_r1.weights.manifest import (
     MAX_MANIFEST_BYTES,
     Fetcher,
@@ -42,7 +44,14 @@ from agent_r1.weights.manifest import (
     time_limit_s,
 )
 from agent_r1.weights.snapshot import Weights, describe, safetensors_bytes
-from agent_r1_proto.weights import SNAPSHOT_FILE, Backend, Invitation, NewestVersion, WeightManifest
+from agent_r1_proto.weights import (
+    SHARED_FILE,
+    SNAPSHOT_FILE,
+    Backend,
+    Invitation,
+    NewestVersion,
+    WeightManifest,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +77,7 @@ class CollectiveTransport(Transport):
     Args:
         server: under whose host other machines reach this one; serves files to those that join.
         listen: address and port of the store; 0 takes a free port.
-        backend: of the groups, "gloo" or "nccl".
+        backend: how bytes travel.
     """
 
     def __init__(self, server: Server, listen: tuple[str, int], backend: Backend) -> None:
@@ -80,6 +89,7 @@ class CollectiveTransport(Transport):
         self._store: TCPStore | None = None
         self._run_files = ServedFiles()
         self._held: tuple[WeightManifest, Weights] | None = None
+        self._shared: tuple[torch.Tensor, SharedMemory] | None = None
         self._sending = asyncio.Lock()
         self._transfer: asyncio.Future[None] | None = None
         self._bytes_sent = 0
@@ -134,7 +144,7 @@ class CollectiveTransport(Transport):
         self._store = None
 
     def hold(self, run_id: str, policy_version: int, weights: Weights, adapter: Any) -> Published:
-        """Keep a version, which takes the place of the one before.
+        """Keep a version, which takes the place of the one before; blocks while it is copied.
 
         Args:
             run_id: of the run.
@@ -144,6 +154,8 @@ class CollectiveTransport(Transport):
         """
         location = f"{SCHEME}://{self._host}:{self._port}/v{policy_version}"
         manifest = describe(run_id, policy_version, weights, location, adapter=adapter)
+        if self._backend == "ipc":
+            self._shared = share(weights, manifest.tensors)
         self._held = manifest, weights
         return Published(location, manifest.size_bytes)
 
@@ -189,7 +201,7 @@ class CollectiveTransport(Transport):
     def _send(self, name: str, servers: Sequence[str]) -> None:
         assert self._store is not None
         assert self._held is not None
-        manifest, weights = self._held
+        (manifest, weights), shared = self._held, self._shared
         store: TCPStore = cast(Any, self._store).clone()  # a connection of its own, which waits
         keys = {server: f"{name}/{server}" for server in servers}
         with contextlib.suppress(RuntimeError):  # not all of them came
@@ -200,9 +212,10 @@ class CollectiveTransport(Transport):
         if not members:
             raise TransferError(f"none of {len(servers)} invited servers came within {MEET_S:g} s")
         with _group(store, name, 0, len(members) + 1, self._host, self._backend) as group:
-            content = np.frombuffer(bytearray(manifest.model_dump_json().encode()), np.uint8)
-            group.broadcast(np.array([content.size]))
-            group.broadcast(content)
+            group.send(manifest)
+            if shared is not None:
+                group.send(shared[1])
+                return
             sums: list[int] = []
             for bucket in buckets(safetensors_bytes(weights)):
                 sums.append(checksum(bucket))
@@ -266,6 +279,22 @@ class _Group:
                     part.copy_(moved)
         except RuntimeError as exc:
             raise TransferError(f"the group broke: {str(exc).splitlines()[0]}") from exc
+
+    def send(self, message: BaseModel) -> None:
+        """Send a message from the learner."""
+        content = np.frombuffer(bytearray(message.model_dump_json().encode()), np.uint8)
+        self.broadcast(np.array([content.size]))
+        self.broadcast(content)
+
+    def receive(self) -> bytes:
+        """Receive a message's JSON from the learner."""
+        size = np.zeros(1, np.int64)
+        self.broadcast(size)
+        if not 0 < size[0] <= MAX_MANIFEST_BYTES:
+            raise TransferError(f"a message has at most {MAX_MANIFEST_BYTES} bytes, not {size[0]}")
+        content = np.zeros(size[0], np.uint8)
+        self.broadcast(content)
+        return content.tobytes()
 
     def leave(self) -> None:
         """Close the connections, at once: the others would wait as long as a traceback lives."""
@@ -395,7 +424,8 @@ class CollectiveFetcher(Fetcher):
         for other in self._folder.path.glob("v*"):
             shutil.rmtree(other, ignore_errors=True)  # what is in use is mapped
         path.parent.mkdir()
-        reserve(path, invitation.size_bytes, ROOM_REMEDY)
+        if invitation.backend != "ipc":
+            reserve(path, invitation.size_bytes, ROOM_REMEDY)
         name, where = invitation.group, (invitation.host, invitation.port)
         patience = timedelta(seconds=2 * MEET_S)
         store = TCPStore(*where, is_master=False, wait_for_workers=False, timeout=patience)
@@ -406,7 +436,11 @@ class CollectiveFetcher(Fetcher):
         rank = members.index(self._server_id) + 1
         here = own_address(where)
         with _group(store, name, rank, len(members) + 1, here, invitation.backend) as group:
-            manifest = self._receive_manifest(group, newest)
+            manifest = parse_manifest(group.receive(), "of the learner", newest, self._run_id)
+            if invitation.backend == "ipc":
+                path = path.with_name(SHARED_FILE)
+                path.write_bytes(group.receive())
+                return manifest.model_copy(update={"location": str(path)})
             if manifest.size_bytes != invitation.size_bytes:
                 raise TransferError(
                     f"{manifest.size_bytes} bytes come, and {invitation.size_bytes} were announced"
@@ -423,15 +457,6 @@ class CollectiveFetcher(Fetcher):
         if (sums != expected).any():
             raise TransferError("a bucket came with another checksum than it was sent with")
         return manifest.model_copy(update={"location": str(path)})
-
-    def _receive_manifest(self, group: _Group, newest: NewestVersion) -> WeightManifest:
-        size = np.zeros(1, np.int64)
-        group.broadcast(size)
-        if not 0 < size[0] <= MAX_MANIFEST_BYTES:
-            raise TransferError(f"a manifest has at most {MAX_MANIFEST_BYTES} bytes, not {size[0]}")
-        content = np.zeros(size[0], np.uint8)
-        group.broadcast(content)
-        return parse_manifest(content.tobytes(), "of the learner", newest, self._run_id)
 
 
 def own_address(peer: tuple[str, int]) -> str:

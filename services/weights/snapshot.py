@@ -26,6 +26,7 @@ from agent_r1.weights.layout import DTYPES, DtypeName, ModelLayout, open_safeten
 from agent_r1.weights.manifest import WeightsRefusedError
 from agent_r1_proto.weights import (
     MANIFEST_FILE,
+    SHARED_FILE,
     SNAPSHOT_FILE,
     AdapterHeader,
     FileChunks,
@@ -206,7 +207,7 @@ def verify_snapshot(manifest: WeightManifest, layout: ModelLayout, dtype: str) -
         dtype: the number format of the run, "float32" or "bfloat16".
 
     Returns:
-        The safetensors file.
+        The safetensors file, or that of `SharedMemory`.
 
     Raises:
         WeightsRefusedError: file, manifest and model do not agree.
@@ -214,6 +215,8 @@ def verify_snapshot(manifest: WeightManifest, layout: ModelLayout, dtype: str) -
     path = Path(manifest.location)
     try:
         _check_names(manifest, layout, dtype)
+        if path.name == SHARED_FILE:
+            return path  # whose tensors the engine maps
         _check_size(path, manifest.size_bytes)
         _check_header(path, [entry for entry in manifest.tensors if entry.alias_of is None])
         if manifest.transport == "file" and manifest.chunks is not None:

@@ -12,14 +12,19 @@ from agent_r1.learner.server import serve_learner
 from agent_r1.learner.weights.publisher import make_transport
 from agent_r1.weights.collective import CollectiveFetcher, CollectiveTransport
 from agent_r1.weights.snapshot import Weights
-from agent_r1_proto.weights import AdapterHeader, NewestVersion, WeightManifest
+from agent_r1_proto.weights import AdapterHeader, Backend, NewestVersion, WeightManifest
 
 TIMEOUT_S = 60.0
 
 
 @contextlib.asynccontextmanager
 async def sent(
-    weights: Weights, policy_version: int, folder: Path, adapter: AdapterHeader | None = None
+    weights: Weights,
+    policy_version: int,
+    folder: Path,
+    adapter: AdapterHeader | None = None,
+    *,
+    backend: Backend = "gloo",
 ) -> AsyncIterator[WeightManifest]:
     """Send weights; yield the manifest of what came, which is there until the block ends.
 
@@ -28,8 +33,9 @@ async def sent(
         policy_version: their number.
         folder: the server's folder is made in here.
         adapter: how they change the model.
+        backend: how they travel.
     """
-    config = LearnerConfig(transport="collective")
+    config = LearnerConfig(transport="collective", collective_backend=backend)
     async with serve_learner(config.server, None) as server:
         transport = make_transport(config, server)
         assert isinstance(transport, CollectiveTransport)

@@ -298,7 +298,8 @@ class WeightPublisher:
         version, weights, adapter = report.policy_version, report.weights, self._engine.adapter
         assert weights is not None
         if isinstance(self.transport, CollectiveTransport):
-            return self.transport.hold(self._run_id, version, weights, adapter)
+            holding = partial(self.transport.hold, self._run_id, version, weights, adapter)
+            return await asyncio.to_thread(holding)
         assert isinstance(self.transport, SnapshotTransport)
         directory = self._weights_dir / f"v{version}"
         writing = partial(write_snapshot, directory, self._run_id, version, weights)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +29,8 @@ from vllm.platforms import current_platform
 
 from agent_r1.rollout.vllm.cpu.norms import register_norms
 from agent_r1.rollout.vllm.engine_process import die_with_server
+from agent_r1.weights.ipc import open_shared
+from agent_r1_proto.weights import SHARED_FILE
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -41,7 +44,8 @@ class FileInitInfo(WeightTransferInitInfo):
     """Names the files of the next update."""
 
     locations: list[str]
-    """Paths of safetensors files that together hold every tensor once."""
+    """Paths of safetensors files that together hold every tensor once, or the one of a file that
+    says where in this GPU the learner has them."""
     aliases: dict[str, str]
     """Name that a model may have too -> name of the tensor in the files that fills it."""
 
@@ -78,7 +82,7 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
             torch.cpu._init_amx()
         self._open_files = ExitStack()
         self._file_of: dict[str, Any] = {}
-        self._pinned: dict[str, torch.Tensor] = {}
+        self._ready: dict[str, torch.Tensor] = {}
         """For a GPU: all tensors, where it reads them by itself."""
         self._aliases: dict[str, str] = {}
 
@@ -91,6 +95,10 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
         self.shutdown()
         try:
             for location in init_info.locations:
+                if location.endswith(SHARED_FILE):
+                    self._ready = open_shared(Path(location), self.device)
+                    self._file_of = dict.fromkeys(self._ready)
+                    continue
                 opened = self._open_files.enter_context(safe_open(location, framework="pt"))
                 for name in opened.keys():  # noqa: SIM118 - not a dict
                     self._file_of[name] = opened
@@ -102,11 +110,12 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
             if name not in self._file_of:
                 self.shutdown()
                 raise ValueError(f"{alias!r} is an alias of {name!r}, which no weight file holds")
-        if self.device.type != "cpu":  # now, while generation continues, and not in the pause
-            self._pinned = {name: self._tensor(name).pin_memory() for name in self._file_of}
+        if self.device.type != "cpu" and not self._ready:
+            # Now, while generation continues, and not in the pause.
+            self._ready = {name: self._tensor(name).pin_memory() for name in self._file_of}
 
     def _tensor(self, name: str) -> torch.Tensor:
-        return self._pinned[name] if self._pinned else self._file_of[name].get_tensor(name)
+        return self._ready[name] if self._ready else self._file_of[name].get_tensor(name)
 
     def start_weight_update(self) -> None:
         """Put back the parameters as a checkpoint fills them, before any packing."""
@@ -151,7 +160,7 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
         """Let the files go."""
         self._open_files.close()
         self._file_of = {}
-        self._pinned = {}
+        self._ready = {}
         self._aliases = {}
 
 
