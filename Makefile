@@ -46,15 +46,15 @@ images: ## build the images: REGISTRY=..., TAG=... name them, PUSH=1 pushes them
 test-k8s: setup ## run the demo on a Kubernetes cluster and replace pods in mid-run; needs docker, kubectl and helm
 	@scripts/test_k8s
 
-test-hosts: setup ## train on network namespaces that share nothing, over slow and lossy links
-	@$(BIN)/python scripts/test_hosts
+test-hosts: setup ## train on network namespaces that share nothing, over slow and lossy links (TRANSPORT=collective)
+	@$(BIN)/python scripts/test_hosts --transport $(or $(TRANSPORT),http)
 
 test-ranks: setup ## run 2 and 3 learner ranks on hosts that share nothing (network namespaces), and 2 with LoRA, under every ZeRO stage, and measure the memory of 2 and 4 under ZeRO-3
-	@$(BIN)/python -m pytest tests/integration/test_ranks_on_hosts.py tests/integration/test_two_ranks.py tests/integration/test_rank_memory.py tests/integration/test_estimate_memory.py -m "ranks or not ranks" --timeout 900
+	@$(BIN)/python -m pytest tests/integration/test_ranks_on_hosts.py tests/e2e/test_run_on_hosts.py tests/integration/test_two_ranks.py tests/integration/test_rank_memory.py tests/integration/test_estimate_memory.py -m "ranks or not ranks" --timeout 900
 
-test-models: setup ## run every supported architecture, train on segments and on real questions, and serve an exported agent, with real vLLM and DeepSpeed
+test-models: setup ## run every supported architecture, train on segments and on real questions, serve an exported agent, and push weights to an engine cut over two processes, with real vLLM and DeepSpeed
 	@$(BIN)/python -m pip download -q --no-deps --dest build/templates trl==1.16.0 # for its chat templates
-	@$(BIN)/python -m pytest tests/e2e/test_architectures.py tests/e2e/test_segments_run.py tests/e2e/test_export.py tests/e2e/test_hub_model.py tests/e2e/test_matrix_models.py tests/e2e/test_multihop_smoke.py -m "models or not models" --timeout 900
+	@$(BIN)/python -m pytest tests/e2e/test_architectures.py tests/e2e/test_segments_run.py tests/e2e/test_export.py tests/e2e/test_hub_model.py tests/e2e/test_matrix_models.py tests/e2e/test_multihop_smoke.py tests/integration/test_tensor_parallel.py -m "models or not models" --timeout 900
 
 test-wheel: setup ## train what `agent-r1 init` writes, and the demo, from an installed wheel
 	@$(BIN)/python -m pytest tests/e2e/test_wheel.py -m "wheel or not wheel"
@@ -62,8 +62,8 @@ test-wheel: setup ## train what `agent-r1 init` writes, and the demo, from an in
 test-docs: setup ## run the commands of the documentation as they stand, with a small run
 	@$(BIN)/python -m pytest tests/e2e/test_docs_shell.py -m docs
 
-test-ray: setup ## train on a Ray cluster of network namespaces, whose nodes are killed in mid-run
-	@$(BIN)/python scripts/test_ray
+test-ray: setup ## train on a Ray cluster of network namespaces, whose nodes are killed in mid-run (TRANSPORT=collective)
+	@$(BIN)/python scripts/test_ray --transport $(or $(TRANSPORT),http)
 
 test-sandbox: setup ## run every reference solution of HumanEval and MBPP (AGENT_R1_REAL_DATA) in the sandbox
 	@$(BIN)/python scripts/test_sandbox

@@ -40,6 +40,7 @@ from agent_r1.learner.engine.interface import LossSpec, TrainSample
 from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
 from agent_r1.learner.engine.ranks.messages import EngineSetup
 from agent_r1.runtime.config import Dtype, ModelConfig
+from agent_r1.weights.snapshot import write_snapshot
 from benchmarks.harness import Row, alternate, compare, read_options, write_report
 from benchmarks.models import BASE, count_weights, measure_limits, random_model
 from benchmarks.samples import as_sampled, random_samples, sample_of
@@ -171,7 +172,7 @@ def distance_of_gradients(load: Load, plain: PlainLoop) -> float:
         weights: list[dict[str, torch.Tensor]] = []
         for version in (0, 1):
             folder = Path(scratch) / str(version)
-            engine.write_snapshot(folder, "bench", version)
+            write_snapshot(folder, "bench", version, engine.weights())
             weights.append(load_file(folder / "model.safetensors"))
             if version == 0:
                 engine.train_batch(load.samples, LossSpec())

@@ -31,6 +31,7 @@ from agent_r1.learner.server import serve_learner
 from agent_r1.runtime.config import ListenConfig, ModelConfig
 from agent_r1.runtime.http.serving import advertised_url, bind, serving
 from agent_r1.weights.http import HttpFetcher, HttpTransport
+from agent_r1.weights.snapshot import write_snapshot
 from agent_r1_proto.registry import RolloutServer
 from agent_r1_proto.weights import MANIFEST_FILE, SNAPSHOT_FILE, NewestVersion
 from benchmarks.harness import OUT, Row, read_options, write_report
@@ -109,7 +110,7 @@ async def measure_deltas(engine: DeepSpeedPolicyEngine, folder: Path, steps: int
         for version in range(1, steps + 1):
             train(engine, vocabulary, version)
             directory = folder / f"v{version}"
-            engine.write_snapshot(directory, RUN, version)
+            write_snapshot(directory, RUN, version, engine.weights())
             started = time.perf_counter()
             newest = await publish(learner, version, directory)
             made_s, before = time.perf_counter() - started, learner.files.bytes_out

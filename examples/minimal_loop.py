@@ -35,6 +35,7 @@ from agent_r1.text.chat_template import load_tokenizer
 from agent_r1.text.reading import parse_turn
 from agent_r1.tools.base import CallContext, Tool
 from agent_r1.tools.search.tool import open_search_tool
+from agent_r1.weights.snapshot import write_snapshot
 from agent_r1_proto.tasks import Task
 
 CONFIG = Path(__file__).parent / "tiny_world" / "run.toml"
@@ -132,7 +133,8 @@ async def train(config_file: Path, steps: int, questions: int, group_size: int) 
                 rewards += scores
             engine.train_batch(samples, LossSpec(policy_loss="ppo"))
             with tempfile.TemporaryDirectory() as folder:
-                await policy.load_weights(engine.write_snapshot(Path(folder), "minimal", step))
+                manifest = write_snapshot(Path(folder), "minimal", step, engine.weights())
+                await policy.load_weights(manifest)
             print(f"step {step}/{steps}  reward {np.mean(rewards):.3f}", flush=True)
     finally:
         await asyncio.gather(policy.stop(), tool.stop())

@@ -371,7 +371,7 @@ def disk_parts(config: Config, size: ModelSize, critic: ModelSize | None) -> lis
     checkpoint = trained * (MASTER + ADAM) + size.trained * own
     # One is written before an old one is deleted.
     count = learner.keep_last + learner.keep_best + 1
-    versions = learner.keep_versions + 1
+    versions = 0 if learner.transport == "collective" else learner.keep_versions + 1
     return [
         Part(f"{count} checkpoints (learner.keep_last + keep_best + 1)", count * checkpoint),
         Part(f"{versions} versions of the weights", versions * size.trained * own),

@@ -215,13 +215,12 @@ class RolloutCollector:
                     self._monitor.waited(now - started, doing)
 
     def mark_trained(self, groups: Sequence[Group]) -> None:
-        """Note that groups were trained; their credits come back with `advance`."""
+        """Note that groups were trained; their credits come back with `groups.advance`."""
         self.groups.mark_trained(groups)
         self._groups_to_train -= len(groups)
 
-    async def advance(self, policy_version: int) -> None:
-        """Note that new weights were published, ask for more, and count what failed so far."""
-        self.groups.advance(policy_version)
+    async def ask_for_more(self) -> None:
+        """Ask for as much as credits allow, and count what failed so far."""
         await self.fill()
         await self.count_failures()
 

@@ -294,7 +294,7 @@ class GroupBuffer:
         del self._groups[group.group_id]
 
     def advance(self, newest_version: int) -> None:
-        """Note that new weights were published; credits of what they were trained on come back."""
+        """Note that there are new weights; credits of what they were trained on come back."""
         self.newest_version = newest_version
         self._held = 0
 

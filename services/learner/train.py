@@ -73,15 +73,15 @@ async def train(run: TrainingRun) -> str:
 async def train_step(run: TrainingRun) -> None:
     """Take a batch, train on it, publish the new weights, report.
 
-    Where older weights may be trained on (max_staleness > 0), the servers load the new ones while
-    the next batch is prepared; it is published when they have.
+    Where older weights may be trained on (max_staleness > 0), the new ones are written and loaded
+    while the next batch is trained; only their copy in memory is waited for.
     """
     config, unless_stopped = run.spec.learner, run.stop_signal.unless_stopped
     started = time.monotonic()
     groups = await unless_stopped(run.collector.next_batch())
     rollout_s = time.monotonic() - started
     learn_started = time.monotonic()
-    newest_version = run.policy_version
+    newest_version = run.collector.groups.newest_version
     loop = asyncio.get_running_loop()
     batch = await loop.run_in_executor(run.engine_thread, build_samples, groups, config, run.engine)
     canary = _canary_samples(run, groups)
@@ -109,21 +109,38 @@ async def train_step(run: TrainingRun) -> None:
         evaluation=run.evaluations.take_metrics(),
     )
     run.summary.add_batch(len(batch.samples), report.sampled_tokens, report.max_staleness)
+    trained = time.monotonic()
     delivery: asyncio.Task[PushReport] | None = None
     try:
         await unless_stopped(run.collector.require_newest())
         await unless_stopped(_delivered(run))
-        push = await unless_stopped(run.publisher.publish(canary))
+        push = await unless_stopped(run.publisher.take(canary))
         report.policy_version = push.policy_version
+        run.collector.groups.advance(push.policy_version)
         if config.max_staleness > 0:
-            delivery = run.stop_signal.spawn(run.publisher.deliver(push), "deliver")
+            delivery = run.stop_signal.spawn(_push(run, push), "deliver")
             run.delivery = delivery
         else:
-            report.push = await unless_stopped(run.publisher.deliver(push))
-        await unless_stopped(run.collector.advance(run.policy_version))
+            report.push = await unless_stopped(_push(run, push))
+        push.wait_s = time.monotonic() - trained
     finally:
         report.step_s = time.monotonic() - started
         _write_down(run, report, delivery)
+
+
+async def _push(run: TrainingRun, push: PushReport) -> PushReport:
+    """Bring weights that were taken to the servers, and ask for more samples.
+
+    Samples that may be older than the weights are asked for as soon as servers can know of those,
+    and no sooner: what is begun before is of the version before.
+    """
+    await run.publisher.publish(push)
+    if run.spec.learner.max_staleness > 0:
+        await run.collector.ask_for_more()
+        return await run.publisher.deliver(push)
+    await run.publisher.deliver(push)
+    await run.collector.ask_for_more()
+    return push
 
 
 def _canary_samples(run: TrainingRun, groups: Sequence[Group]) -> list[TrainSample]:
@@ -222,6 +239,7 @@ async def _checkpoint_and_evaluate(run: TrainingRun) -> None:
     if due or last:
         await save_checkpoint(run)
     if evaluates:
+        await run.stop_signal.unless_stopped(_delivered(run))
         run.evaluations.start(run.stop_signal, step, run.policy_version)
 
 

@@ -44,6 +44,7 @@ from tests.support.architectures import (
 from tests.support.builders import rollout_task
 from tests.support.engines import make_engine, sequence_logprobs
 from tests.support.fakes import FakeToolServer
+from tests.support.snapshot_files import write_version
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(300)]
 IN_SUITE = ("mistral-v3", "smollm2")
@@ -228,10 +229,10 @@ def check_learner(run: Run, trajectory: Trajectory, folder: Path) -> None:
     assert np.abs(found - trajectory.rollout_logprobs)[mask].max() <= 1e-4
 
     # A step changes the weights; the engine takes the new ones, and both agree again.
-    first = engine.write_snapshot(folder / "v0", "run", 0)
+    first = write_version(engine, folder / "v0", "run", 0)
     metrics = engine.train_batch([sample, replace(sample, advantages=-sample.advantages / 2)], SPEC)
     assert np.isfinite(metrics["loss/policy"])
-    manifest = engine.write_snapshot(folder / "v1", "run", 1)
+    manifest = write_version(engine, folder / "v1", "run", 1)
     run.loop.run_until_complete(run.policy.load_weights(manifest))
     (after,) = engine.token_logprobs([sample])
     assert np.abs(after - found)[mask].max() > 1e-3

@@ -1,7 +1,12 @@
-"""A short run on hosts that share nothing; `make test-hosts` is the long one."""
+"""A short run on hosts that share nothing; `make test-hosts` is the long one.
+
+`make test-ranks` adds more learner ranks, under every ZeRO stage, which send weights from memory.
+"""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -25,10 +30,26 @@ OPTIONS = (
 )
 
 
+SENT = (*OPTIONS, 'learner.transport="collective"')
+
+
 @pytest.mark.timeout(600)
-def test_services_join_a_run_on_other_hosts_and_every_sample_is_trained_once(tmp_path: Path):
-    with Hosts(tmp_path / "hosts", ["learner", "rollout", "services"], LINK) as hosts:
-        run = RunOnHosts(hosts["learner"], OPTIONS)
+@pytest.mark.parametrize(
+    ("options", "ranks"),
+    [
+        (OPTIONS, 1),
+        *(
+            pytest.param((*SENT, f"engine.zero_stage={stage}"), ranks, marks=pytest.mark.ranks)
+            for ranks, stage in itertools.product((2, 3), (1, 2, 3))
+        ),
+    ],
+)
+def test_services_join_a_run_on_other_hosts_and_every_sample_is_trained_once(
+    tmp_path: Path, options: Sequence[str], ranks: int
+):
+    others = [f"learner-{rank}" for rank in range(1, ranks)]
+    with Hosts(tmp_path / "hosts", ["learner", *others, "rollout", "services"], LINK) as hosts:
+        run = RunOnHosts(hosts["learner"], options, [hosts[name] for name in others])
         run.start_redis()
         run.start_learner()
         run.join(hosts["rollout"], "rollout", "rollout.server_id=one")

@@ -24,6 +24,7 @@ from tests.support.engines import (
     relative_distance,
 )
 from tests.support.flex import use_flex_on_cpu
+from tests.support.snapshot_files import write_version
 from tests.support.tiny_models import save_model, with_values
 
 SPEC = LossSpec(policy_loss="gspo", aggregation="sequence_mean", kl_coef=0.1, entropy_coef=0.01)
@@ -136,7 +137,7 @@ def test_offloading_changes_no_step(
         )
         steps = [engine.train_batch(SAMPLES, spec) for _ in range(2)]
         metrics.append([m[n] for m in steps for n in ("loss/total", "loss/kl_ref", "grad_norm")])
-        engine.write_snapshot(tmp_path / place, "run", 1)
+        write_version(engine, tmp_path / place, "run", 1)
         weights.append(load_file(tmp_path / place / "model.safetensors"))
     np.testing.assert_allclose(metrics[1], metrics[0], rtol=1e-4, atol=1e-7)
     # The norm is summed in another order, which may round a weight to its neighbour: 2^-7 of it.
@@ -155,10 +156,10 @@ def test_bfloat16_is_published_from_float32_and_its_delta_gives_the_same_bits(
     model_dir: Path, tmp_path: Path, stage: int
 ):
     engine = make_engine(model_dir, dtype="bfloat16", lr=1e-6, zero_stage=stage)
-    engine.write_snapshot(tmp_path / "v0", "run", 0)
+    write_version(engine, tmp_path / "v0", "run", 0)
     for _ in range(3):
         engine.train_batch(SAMPLES, LossSpec())
-    manifest = engine.write_snapshot(tmp_path / "v3", "run", 3)
+    manifest = write_version(engine, tmp_path / "v3", "run", 3)
     base, new = (tmp_path / version / "model.safetensors" for version in ("v0", "v3"))
     published, before = load_file(new), load_file(base)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.checkpoints.run_checkpoint import Checkpoints
-from agent_r1.learner.engine.interface import EngineError
+from agent_r1.learner.engine.interface import EngineError, LossSpec, TrainSample
 from agent_r1.learner.stop_rules import RunFailedError
 from agent_r1.learner.train import Learner
 from agent_r1.reward.config import RewardConfig
@@ -20,6 +21,7 @@ from agent_r1.reward.scorer import Scorer
 from agent_r1.reward.worker import RewardWorker
 from agent_r1.runtime.files.dead_letters import load_letters
 from agent_r1.runtime.files.writing import DiskFullError
+from agent_r1.weights.snapshot import write_snapshot
 from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.rewards import Reward, ScoredTrajectory, ScoreRequest
@@ -509,23 +511,54 @@ async def test_a_canary_of_later_weights_than_were_pushed_is_not_compared(
 
 @pytest.mark.parametrize("max_staleness", [0, 1])
 async def test_weights_that_a_server_finds_damaged_are_written_again(
-    tmp_path: Path, redis_url: str, run_id: str, max_staleness: int
+    tmp_path: Path,
+    redis_url: str,
+    run_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+    max_staleness: int,
 ):
-    class Engine(FakeEngine):
-        def write_snapshot(self, directory: Path, run_id: str, policy_version: int):
-            written.append(policy_version)
-            services.refuse_loads = written.count(policy_version) == 1
-            return super().write_snapshot(directory, run_id, policy_version)
+    def write(directory: Path, run_id: str, policy_version: int, *args: Any, **options: Any):
+        written.append(policy_version)
+        services.refuse_loads = written.count(policy_version) == 1
+        return write_snapshot(directory, run_id, policy_version, *args, **options)
 
     written: list[int] = []
+    monkeypatch.setattr("agent_r1.learner.weights.publisher.write_snapshot", write)
     spec = training_spec(tmp_path / "run", redis_url, run_id, max_staleness=max_staleness)
     async with await Broker.connect(redis_url, run_id) as broker:
         services = FakeServices(broker)
         async with services.running():
-            await asyncio.wait_for(Learner(spec, Engine()).run(), 30)
+            await asyncio.wait_for(Learner(spec, FakeEngine()).run(), 30)
     assert summary(tmp_path / "run")["status"] == "finished"
     assert written == [1, 1, 2, 2, 3, 3]
     assert services.loads == [1, 2, 3]
+
+
+async def test_the_next_batch_is_trained_while_weights_are_written(
+    tmp_path: Path, redis_url: str, run_id: str, monkeypatch: pytest.MonkeyPatch
+):
+    class Engine(FakeEngine):
+        def train_batch(self, samples: Sequence[TrainSample], spec: LossSpec):
+            metrics = super().train_batch(samples, spec)
+            trained[self.steps].set()
+            return metrics
+
+    def write(directory: Path, run_id: str, policy_version: int, *args: Any, **options: Any):
+        assert trained[min(policy_version + 1, 3)].wait(20)
+        return write_snapshot(directory, run_id, policy_version, *args, **options)
+
+    trained = {step: threading.Event() for step in (1, 2, 3)}
+    monkeypatch.setattr("agent_r1.learner.weights.publisher.write_snapshot", write)
+    spec = training_spec(tmp_path / "run", redis_url, run_id, max_staleness=1)
+    async with await Broker.connect(redis_url, run_id) as broker:
+        services = FakeServices(broker)
+        async with services.running():
+            await asyncio.wait_for(Learner(spec, Engine()).run(), 60)
+    # What was sent is of its version, although the engine had gone on.
+    assert (services.loads, services.weights) == ([1, 2, 3], 3)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in lines]
+    assert max(step["canary/dlogp_max"] for step in steps) < 1e-6
 
 
 async def test_a_run_that_cannot_learn_says_so_while_it_trains(
@@ -756,6 +789,13 @@ async def test_a_disk_too_small_for_the_weights_is_refused_at_start(
         await asyncio.wait_for(Learner(spec, engine).run(), 60)
     assert engine.trained == []
     assert not unfinished.exists()
+    spec = training_spec(tmp_path / "sent", redis_url, run_id, steps=1, transport="collective")
+    async with (
+        await Broker.connect(redis_url, run_id) as broker,
+        FakeServices(broker, run_id=run_id).running(),
+    ):
+        await asyncio.wait_for(Learner(spec, engine).run(), 60)  # what is sent needs no disk
+    assert not list((tmp_path / "sent").glob("weights/v*"))
 
 
 async def test_a_rank_that_is_lost_between_two_batches_ends_the_run(

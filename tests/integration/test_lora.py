@@ -32,7 +32,8 @@ from tests.support.engines import (
     sequence_logprobs,
 )
 from tests.support.live_engine import LiveEngine
-from tests.support.snapshot_files import VOCAB_SIZE, build_model, model_logprobs
+from tests.support.sent_weights import sent
+from tests.support.snapshot_files import VOCAB_SIZE, build_model, model_logprobs, write_version
 from tests.support.tiny_models import save_model
 
 PARITY = 1e-4
@@ -69,7 +70,7 @@ def test_only_adapters_are_trained_written_and_restored(
 
     model = AutoModelForCausalLM.from_pretrained(model_dir)
     shapes = adapter_shapes({n: tuple(p.shape) for n, p in model.named_parameters()}, LORA)
-    manifest = engine.write_snapshot(tmp_path / "v1", "run", 1)
+    manifest = write_version(engine, tmp_path / "v1", "run", 1)
     assert {entry.name: tuple(entry.shape) for entry in manifest.tensors} == shapes
     assert engine.snapshot_bytes() == 4 * sum(a * b for a, b in shapes.values())
     with safe_open(tmp_path / "state" / "policy.safetensors", "pt") as state:
@@ -189,7 +190,7 @@ def test_every_pushed_adapter_is_served_also_after_a_prefix_cached_before(
     for version in (1, 2):
         live.run(sample(f"before-{version}", 2))  # caches the prompt under the older version
         train(learner, known)
-        manifest = learner.write_snapshot(tmp_path / f"v{version}", "test", version)
+        manifest = write_version(learner, tmp_path / f"v{version}", "test", version)
         assert distance() > 100 * PARITY
         crossing = live.run(push_under_load(manifest))
         assert live.policy.policy_version == version
@@ -201,12 +202,21 @@ def test_every_pushed_adapter_is_served_also_after_a_prefix_cached_before(
         expected = sequence_logprobs(learner, [ids])[0][len(prompt) - 1 :][newer.start :]
         np.testing.assert_allclose(crossing.logprobs[newer.start :], expected, atol=PARITY)
 
+    async def send() -> None:
+        async with sent(learner.weights(), 3, tmp_path, learner.adapter) as manifest:
+            await live.policy.load_weights(manifest)
+
+    train(learner, known)
+    assert distance() > 100 * PARITY
+    live.run(send())
+    assert distance() <= PARITY
+
 
 @pytest.mark.vllm
 def test_weights_of_another_form_are_refused(live: LiveEngine, tmp_path: Path):
     with pytest.raises(WeightsRefusedError, match=r"whole model, and .* adapter of rank 4 and alp"):
         live.push(build_model(seed=5))
     learner = make_engine(live.folder / "model", lora=LoraConfig(rank=2))
-    manifest = learner.write_snapshot(tmp_path / "v", "test", 9)
+    manifest = write_version(learner, tmp_path / "v", "test", 9)
     with pytest.raises(WeightsRefusedError, match=r"adapter of rank 2 .* adapter of rank 4"):
         live.run(live.policy.load_weights(manifest))

@@ -21,7 +21,7 @@ import httpx
 import numpy as np
 import numpy.typing as npt
 from aiohttp import web
-from safetensors.numpy import load_file
+from safetensors.numpy import load, load_file
 
 from agent_r1.learner.config import DataConfig, EngineConfig, EvaluationConfig, LearnerConfig
 from agent_r1.learner.engine.interface import (
@@ -59,7 +59,6 @@ from agent_r1_proto.weights import (
     WeightManifest,
 )
 from tests.support.builders import trajectory
-from tests.support.snapshot_files import chunks_of
 
 GROUP_TOKEN = 1_000_000
 SAMPLE_TOKEN = 2_000_000
@@ -155,21 +154,6 @@ class FakeEngine:
         import torch
 
         return Weights({"steps": torch.tensor([float(self.steps)])})
-
-    def write_snapshot(self, directory: Path, run_id: str, policy_version: int) -> WeightManifest:
-        directory.mkdir(parents=True)
-        weights = directory / "model.safetensors"
-        weights.write_text(str(self.steps))
-        manifest = WeightManifest(
-            run_id=run_id,
-            policy_version=policy_version,
-            location=str(weights),
-            size_bytes=1,
-            chunks=chunks_of(weights.read_bytes()),
-            tensors=[],
-        )
-        (directory / "manifest.json").write_text(manifest.model_dump_json())
-        return manifest
 
     def save_state(self, directory: Path) -> None:
         if self.steps == self._full_disk_at:
@@ -412,9 +396,11 @@ class FakeServices:
 def _read_snapshot(location: str) -> int:
     if location.startswith("http"):
         manifest = WeightManifest.model_validate_json(httpx.get(location).content)
-        return int(httpx.get(location.replace("manifest.json", manifest.location)).text)
-    manifest = WeightManifest.model_validate_json(Path(location).read_bytes())
-    return int(Path(manifest.location).read_text())
+        content = httpx.get(location.replace("manifest.json", manifest.location)).content
+    else:
+        manifest = WeightManifest.model_validate_json(Path(location).read_bytes())
+        content = Path(manifest.location).read_bytes()
+    return int(load(content)["steps"][0])
 
 
 async def eventually(

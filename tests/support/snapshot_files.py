@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agent_r1.weights import chunks
+from agent_r1.weights import chunks, snapshot
 from agent_r1_proto.weights import FileChunks, TensorEntry, WeightManifest
 
 if TYPE_CHECKING:
     import torch
+
+    from agent_r1.learner.engine.interface import PolicyEngine
 
 VOCAB_SIZE = 300
 EOS = 299
@@ -116,6 +118,14 @@ def write_snapshot(
     )
     (folder / "manifest.json").write_text(manifest.model_dump_json(), encoding="utf-8")
     return manifest
+
+
+def write_version(
+    engine: PolicyEngine, folder: Path, run_id: str, policy_version: int
+) -> WeightManifest:
+    """Write the weights of a learner's engine as the learner does."""
+    weights = engine.weights()
+    return snapshot.write_snapshot(folder, run_id, policy_version, weights, adapter=engine.adapter)
 
 
 def chunks_of(content: bytes, size_bytes: int = 4 * 2**20) -> FileChunks:

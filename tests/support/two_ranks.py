@@ -18,7 +18,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +28,6 @@ from agent_r1.runtime.imports import quick_imports
 with quick_imports():
     import numpy as np
     import torch
-    from safetensors.torch import load_file
 
     from agent_r1.learner.algorithms.losses import LossInputs, LossOptions, PolicyLoss
     from agent_r1.learner.config import EngineConfig
@@ -42,7 +40,8 @@ with quick_imports():
     from agent_r1.learner.engine.ranks.rank_env import RankPlace, read_place
     from agent_r1.learner.engine.ranks.worker import follow
     from agent_r1.runtime.config import LoraConfig, ModelConfig
-    from tests.support.tiny_models import make_samples, with_values
+    from tests.support.snapshot_files import write_version
+from tests.support.tiny_models import make_samples, with_values
 
 SEED = 11
 COUNT = 7
@@ -75,16 +74,14 @@ def gradient(
     engine: DeepSpeedPolicyEngine, samples: list[TrainSample], spec: LossSpec
 ) -> np.ndarray:
     """Return the gradient of one batch, from what an engine with `SHOWS_GRADIENT` makes of it."""
-    with tempfile.TemporaryDirectory() as folder:
-        before = weights(engine, Path(folder) / "before")
-        engine.train_batch(samples, spec)
-        return (before - weights(engine, Path(folder) / "after")) / 1e6
+    before = weights(engine)
+    engine.train_batch(samples, spec)
+    return (before - weights(engine)) / 1e6
 
 
-def weights(engine: DeepSpeedPolicyEngine, directory: Path) -> np.ndarray:
-    """Return all weights in the order of their names, as a snapshot has them."""
-    engine.write_snapshot(directory, "run", 0)
-    tensors = load_file(directory / "model.safetensors")
+def weights(engine: DeepSpeedPolicyEngine) -> np.ndarray:
+    """Return all weights in the order of their names, as they are pushed."""
+    tensors = engine.weights().tensors
     return np.concatenate([tensors[n].double().flatten().numpy() for n in sorted(tensors)])
 
 
@@ -135,7 +132,7 @@ def train(engine: DeepSpeedPolicyEngine, folder: Path) -> dict[str, Any]:
     metrics.append(engine.train_batch(samples, SPEC))
     engine.load_state(folder / "state")
     again = engine.train_batch(samples, SPEC)
-    manifest = engine.write_snapshot(folder / "snapshot", "run", 1)
+    manifest = write_version(engine, folder / "snapshot", "run", 1)
     logprobs = sequence_logprobs(engine, [sample.token_ids for sample in samples])
     filtered = engine.train_batch(
         left_out(samples, COUNT // 2), dataclasses.replace(SPEC, optimizer_steps=2)

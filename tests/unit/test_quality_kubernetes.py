@@ -348,6 +348,22 @@ def test_the_learner_has_another_job_if_and_only_if_something_of_it_changes() ->
     assert len(others | {name}) == len(of_learner) + 2
 
 
+def test_weights_may_be_sent_from_the_learner_to_rollout_servers_whose_network_lets_them() -> None:
+    options = ("--set", "learner.transport=collective", "--set", "networkPolicies.enabled=true")
+    found = render([], *options)
+    for pod in pods_of(found).values():
+        for container in pod["containers"]:
+            environment = {one["name"]: one.get("value") for one in container.get("env", [])}
+            assert environment.get("AGENT_R1__LEARNER__TRANSPORT", "collective") == "collective"
+    policies = {one["metadata"]["name"]: one["spec"] for one in found if "Policy" in one["kind"]}
+    both = [policies[f"{RELEASE}-{name}-weights"] for name in ("learner", "rollout")]
+    selected = [{"podSelector": one["podSelector"]} for one in both]
+    for one in both:  # all ports: a group of torch takes those that it likes
+        assert one["ingress"] == [{"from": selected}]
+    without = render([], "--set", "networkPolicies.enabled=true")
+    assert not [one for one in without if one["metadata"]["name"].endswith("-weights")]
+
+
 def test_ranks_are_the_pods_of_the_job_times_those_of_each() -> None:
     (job,) = [
         one

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from agent_r1.learner.objective import Aggregation, KlEstimator
 from agent_r1.weights.snapshot import Weights
-from agent_r1_proto.weights import AdapterHeader, WeightManifest
+from agent_r1_proto.weights import AdapterHeader
 
 LossKind = Literal["policy", "nll"]
 Model = Literal["policy", "reference"]
@@ -205,10 +205,6 @@ class PolicyEngine(Protocol):
 
     def weights(self) -> Weights:
         """Return the trained weights in memory that no later step changes."""
-        ...
-
-    def write_snapshot(self, directory: Path, run_id: str, policy_version: int) -> WeightManifest:
-        """Write `model.safetensors` and `manifest.json` under `directory`, atomically."""
         ...
 
     def save_state(self, directory: Path) -> None:

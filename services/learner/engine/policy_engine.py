@@ -41,9 +41,8 @@ from agent_r1.learner.engine.ranks.messages import (
 from agent_r1.learner.engine.schedule import LearningRates
 from agent_r1.runtime.files import writing as durable
 from agent_r1.runtime.files.writing import report_full_disk, require_space
-from agent_r1.weights import snapshot
 from agent_r1.weights.snapshot import Weights
-from agent_r1_proto.weights import AdapterHeader, WeightManifest
+from agent_r1_proto.weights import AdapterHeader
 
 logger = logging.getLogger(__name__)
 B = TypeVar("B", MicroBatch, ValueBatch)
@@ -196,11 +195,6 @@ class DeepSpeedPolicyEngine(PolicyEngine):
             return found  # copied already
         tensors = {name: tensor.clone() for name, tensor in found.tensors.items()}
         return Weights(tensors, found.aliases)
-
-    def write_snapshot(self, directory: Path, run_id: str, policy_version: int) -> WeightManifest:
-        return snapshot.write_snapshot(
-            directory, run_id, policy_version, self._collect(), adapter=self.adapter
-        )
 
     def export_model(self, directory: Path) -> None:
         weights, table = self._collect(), self._setup.model

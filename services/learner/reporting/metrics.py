@@ -79,7 +79,7 @@ def batch_metrics(
     Args:
         groups: the groups trained on.
         advantages: one advantage per surviving trajectory, in the order of groups and samples.
-        newest_version: newest published policy version when the batch was taken.
+        newest_version: policy version that the batch was trained on.
         max_staleness: age beyond which a trajectory is late.
 
     Returns:

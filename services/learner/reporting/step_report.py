@@ -31,9 +31,9 @@ class StepReport:
     advantages: Sequence[float]
     """Mean advantage of each surviving trajectory, by group and sample."""
     newest_version: int
-    """Newest published version when the batch was taken."""
+    """Version of the weights that the batch was trained on."""
     policy_version: int
-    """Newest published version when the step ended: that of its push, unless it was stopped."""
+    """Version of the weights when the step ended: that of its push, unless it was stopped."""
     engine: dict[str, float]
     """Metrics of `PolicyEngine.train_batch`."""
     rollout_s: float
@@ -79,6 +79,8 @@ def _push_metrics(push: PushReport | None) -> dict[str, float]:
         return {}
     values = {
         "push/pause_s": push.pause_s,
+        "push/wait_s": push.wait_s,
+        "push/gather_s": push.gather_s,
         "push/write_s": push.write_s,
         "push/fetch_s": push.fetch_s,
         "push/canary_s": push.predict_s + push.score_s,

@@ -1,8 +1,9 @@
 """The publisher: brings new weights to the rollout servers, which pull them.
 
-Writes a snapshot and its manifest, hands them to the transport, sets the newest version in Redis,
-and POSTs `LoadRequest` to every announced rollout server; it continues when at least one has the
-version. Servers that are behind or start late catch up by themselves. A canary follows each push.
+Takes the weights into memory, from where training goes on; publishes them (a snapshot that the
+transport offers, or the memory itself, and the newest version in Redis); and POSTs `LoadRequest` to
+every announced rollout server, until at least one has the version. Servers that are behind or start
+late catch up by themselves. A canary follows each push.
 
 Every phase has a timeout, so that no push can hang the learner.
 """
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self
 
 from agent_r1.learner.checkpoints.ledger import Ledger
@@ -46,6 +48,7 @@ from agent_r1.weights.collective import CollectiveTransport
 from agent_r1.weights.file import FileTransport
 from agent_r1.weights.http import HttpTransport
 from agent_r1.weights.manifest import Published, SnapshotTransport, Transport, time_limit_s
+from agent_r1.weights.snapshot import Weights, write_snapshot
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.weights import (
     CanaryReply,
@@ -74,6 +77,8 @@ class PushReport:
     """One push, and what it took."""
 
     policy_version: int
+    weights: Weights | None = None
+    """What is pushed, until it is delivered."""
     started: float = field(default_factory=time.monotonic)
     """`time.monotonic` when it began."""
     canary: Sequence[CanaryPrompt] = ()
@@ -84,7 +89,13 @@ class PushReport:
     """Bytes for a server that holds the version before."""
     bytes_sent: int = 0
     """Bytes that the learner has sent to servers since the push before."""
+    gather_s: float = 0.0
+    """Time until the weights were in memory of their own."""
     write_s: float = 0.0
+    """Time to write and hash them, and to announce them."""
+    wait_s: float = 0.0
+    """Time that the learner trained nothing because of pushes: this one, and the end of the one
+    before."""
     fetch_s: float = 0.0
     """Longest time a server took to fetch and verify it, while it went on generating."""
     total_s: float = 0.0
@@ -121,6 +132,8 @@ def prepare_weights_dir(spec: RunSpec, snapshot_bytes: int) -> None:
     """
     for unfinished in spec.weights_dir.glob(".v*"):
         shutil.rmtree(unfinished, ignore_errors=True)
+    if spec.learner.transport == "collective":
+        return  # which writes none
     keep = spec.learner.keep_versions
     missing = max(0, keep + 1 - len(list(spec.weights_dir.glob("v*"))))
     require_room(
@@ -197,41 +210,62 @@ class WeightPublisher:
         one is a copy of: then the weights get a number above it.
 
         Raises:
-            RunFailedError, CanaryError, DiskFullError: as `publish` and `deliver`.
+            RunFailedError, CanaryError, DiskFullError: as `take`, `publish` and `deliver`.
         """
         while True:
-            report = await self.publish(canary)
+            report = await self.take(canary)
+            await self.publish(report)
             try:
                 return await self.deliver(report)
             except ServersAheadError as exc:
                 logger.warning("servers hold a higher version, publishing again error=%s", exc)
 
-    async def publish(self, canary: Sequence[TrainSample] = ()) -> PushReport:
-        """Publish the engine's weights as the next version; then the engine may train on.
+    async def take(self, canary: Sequence[TrainSample] = ()) -> PushReport:
+        """Take the engine's weights as the next version; then the engine may train on.
 
         Args:
             canary: of `canary_samples`, to compare log-probabilities on; none is no canary.
 
         Raises:
             CanaryError: a server that took long to load an earlier version is out of bounds.
-            DiskFullError: the snapshot does not fit.
             TakenOverError: a later start of the learner is at work.
         """
         self._raise_stragglers()
-        report, newest = await self._write()
+        started, loop = time.monotonic(), asyncio.get_running_loop()
+        known = await self._registry.known_numbers()
+        version = await loop.run_in_executor(
+            self._engine_thread, self._ledger.next_policy_version, known.policy_version
+        )
+        weights = await loop.run_in_executor(self._engine_thread, self._engine.weights)
+        report = PushReport(version, weights, started, canary_floor=self.canary_floor)
+        report.gather_s = time.monotonic() - started
+        self._pushes += 1
+        if canary and self._pushes % self._config.canary_every == 0:
+            predicting = time.monotonic()
+            report.canary = await self._choose_tokens(canary)
+            report.predict_s = time.monotonic() - predicting
+        return report
+
+    async def publish(self, report: PushReport) -> None:
+        """Make a version that was taken the newest one, which servers may load.
+
+        Raises:
+            DiskFullError: the snapshot does not fit.
+            TakenOverError: a later start of the learner is at work.
+        """
+        started = time.monotonic()
+        published = await self._write(report)
+        report.size_bytes = published.size_bytes
+        version = report.policy_version
+        newest = NewestVersion(policy_version=version, manifest_location=published.location)
         own = self._ledger.last_incarnation
         if later := await self._registry.publish_version(newest, own):
             raise TakenOverError(
                 f"learner start {later} has taken over this run (this is start {own}); policy "
-                f"version {newest.policy_version} was not published"
+                f"version {version} was not published"
             )
         self.newest = newest
-        self._pushes += 1
-        if canary and self._pushes % self._config.canary_every == 0:
-            started = time.monotonic()
-            report.canary = await self._choose_tokens(canary)
-            report.predict_s = time.monotonic() - started
-        return report
+        report.write_s = time.monotonic() - started
 
     async def deliver(self, report: PushReport) -> PushReport:
         """Bring the version published last to the servers; return when at least one has it.
@@ -241,61 +275,41 @@ class WeightPublisher:
             CanaryError: a server's log-probabilities are out of bounds and the action is `fail`.
         """
         await self._deliver(report)
+        report.weights = None
         await asyncio.to_thread(self._delete_old)
         report.total_s = time.monotonic() - report.started
         report.bytes_sent = self.transport.take_bytes_sent()
         logger.info(
-            "weights pushed policy_version=%d servers=%d size_bytes=%d bytes_sent=%d write_s=%.3f "
-            "total_s=%.3f pause_s=%.3f",
+            "weights pushed policy_version=%d servers=%d size_bytes=%d bytes_sent=%d gather_s=%.3f "
+            "write_s=%.3f total_s=%.3f pause_s=%.3f",
             report.policy_version,
             report.servers,
             report.size_bytes,
             report.bytes_sent,
+            report.gather_s,
             report.write_s,
             report.total_s,
             report.pause_s,
         )
         return report
 
-    async def _write(self) -> tuple[PushReport, NewestVersion]:
-        started, loop = time.monotonic(), asyncio.get_running_loop()
-        known = await self._registry.known_numbers()
-        version = await loop.run_in_executor(
-            self._engine_thread, self._ledger.next_policy_version, known.policy_version
-        )
-        report = PushReport(version, started, canary_floor=self.canary_floor)
-        published = await self._write_files(version)
-        report.size_bytes = published.size_bytes
-        newest = NewestVersion(policy_version=version, manifest_location=published.location)
-        report.write_s = time.monotonic() - report.started
-        return report, newest
-
-    async def _write_files(self, version: int) -> Published:
+    async def _write(self, report: PushReport) -> Published:
+        version, weights, adapter = report.policy_version, report.weights, self._engine.adapter
+        assert weights is not None
         if isinstance(self.transport, CollectiveTransport):
-            weights = await asyncio.get_running_loop().run_in_executor(
-                self._engine_thread, self._engine.weights
-            )
-            adapter = self._engine.adapter
             return self.transport.hold(self._run_id, version, weights, adapter)
-        directory = self._weights_dir / f"v{version}"
-        await asyncio.get_running_loop().run_in_executor(
-            self._engine_thread, self._engine.write_snapshot, directory, self._run_id, version
-        )
         assert isinstance(self.transport, SnapshotTransport)
+        directory = self._weights_dir / f"v{version}"
+        writing = partial(write_snapshot, directory, self._run_id, version, weights)
+        await asyncio.to_thread(writing, adapter=adapter)
         return await self.transport.publish(version, directory)
 
     async def _write_again(self, report: PushReport) -> None:
-        """Replace the files of a version that a server could not use: the disk may have erred.
-
-        Nobody samples with it yet, so it may be of a later step by now, where training goes on
-        meanwhile; then it is not compared with what was computed of the earlier weights.
-        """
+        """Replace the files of a version that a server could not use: the disk may have erred."""
         version = report.policy_version
         logger.warning("weights are written again policy_version=%d", version)
         await asyncio.to_thread(shutil.rmtree, self._weights_dir / f"v{version}", True)
-        await self._write_files(version)
-        if self._config.max_staleness > 0:
-            report.canary = ()
+        await self._write(report)
 
     async def _choose_tokens(self, samples: Sequence[TrainSample]) -> list[CanaryPrompt]:
         predictions = await asyncio.get_running_loop().run_in_executor(

@@ -205,6 +205,7 @@ def test_disk_for_checkpoints_and_versions():
     # 2 newest, 1 best, 1 being written; each 12 bytes of state a weight, and a model of 4.
     assert checkpoints.size == 4 * 1000 * 16
     assert versions.size == 3 * 4000
+    assert disk_parts(config(learner={"transport": "collective"}), SIZE, None)[1].size == 0
 
 
 def test_weights_are_counted_without_loading_them(tiny_base_dir: Path):

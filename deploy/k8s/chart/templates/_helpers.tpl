@@ -46,7 +46,7 @@ http://{{ .Release.Name }}-elasticsearch:9200
   "AGENT_R1__RUN__TOKEN_FILE" "/secrets/token"
   "AGENT_R1__REDIS__URL" (include "agent-r1.redis-url" .root)
   "AGENT_R1__REDIS__PASSWORD_FILE" "/secrets/redis-password"
-  "AGENT_R1__LEARNER__TRANSPORT" "http"
+  "AGENT_R1__LEARNER__TRANSPORT" .root.Values.learner.transport
   "AGENT_R1__ENGINE__RANKS" (mul .root.Values.learner.pods .root.Values.learner.ranksPerPod | toString)
   "AGENT_R1__PLACEMENT__ROLLOUT_REPLICAS" "1"
   "HOME" "/cache"
