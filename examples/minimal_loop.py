@@ -4,9 +4,8 @@
     .venv/bin/python examples/minimal_loop.py                  # about a minute on two CPU cores
 
 Each step samples a group of trajectories per question, scores them, compares each with its group,
-takes one optimizer step on the tokens the policy sampled, and hands the new weights to the sampler.
-`agent-r1 train` does the same with services that scale and fail independently: `sample` is its
-rollout/agent_loop.py and `train` its learner/train.py, with Redis between them.
+takes one optimizer step on the sampled tokens, and hands the new weights to the sampler; the same
+as the services of `agent-r1 train` do (`sample`: rollout/agent_loop.py, `train`: learner/train.py).
 """
 
 from __future__ import annotations
@@ -132,9 +131,8 @@ async def train(config_file: Path, steps: int, questions: int, group_size: int) 
                 samples += train_samples(group, scores)
                 rewards += scores
             engine.train_batch(samples, LossSpec(policy_loss="ppo"))
-            with tempfile.TemporaryDirectory() as folder:
-                manifest = write_snapshot(Path(folder), "minimal", step, engine.weights())
-                await policy.load_weights(manifest)
+            with tempfile.TemporaryDirectory() as at:
+                await policy.load_weights(write_snapshot(Path(at), "loop", step, engine.weights()))
             print(f"step {step}/{steps}  reward {np.mean(rewards):.3f}", flush=True)
     finally:
         await asyncio.gather(policy.stop(), tool.stop())

@@ -101,6 +101,10 @@ class WeightManifest(StrictMessage):
         return self
 
 
+Backend = Literal["gloo", "nccl"]
+"""Backend of a process group: gloo goes through host memory, nccl from GPU to GPU."""
+
+
 class Invitation(StrictMessage):
     """Where servers meet the learner, which then sends them a version."""
 
@@ -108,6 +112,8 @@ class Invitation(StrictMessage):
     port: Annotated[int, Field(gt=0, le=65535)]
     group: str
     """Name of the process group; no other has it."""
+    backend: Backend = "gloo"
+    """Of the group."""
     size_bytes: Annotated[int, Field(gt=0)]
     """Of the safetensors file that is sent."""
     bucket_bytes: Annotated[int, Field(gt=0)]

@@ -156,6 +156,11 @@ class Config(StrictConfig):
                 f"{replicas}): otherwise timing decides which weights sample what; "
                 "change them or set deterministic = false"
             )
+        if self.learner.collective_backend == "nccl" and self.engine.device == "cpu":
+            raise ValueError(
+                'learner.collective_backend ("nccl") needs engine.device "cuda", not "cpu"; set '
+                "gloo, which goes through host memory"
+            )
         if replicas > 1 and self.rollout.port != 0:
             raise ValueError(
                 f"rollout.port ({self.rollout.port}) must be 0 with {replicas} rollout "

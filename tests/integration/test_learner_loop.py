@@ -600,10 +600,14 @@ async def test_a_server_that_is_being_replaced_is_waited_for(
     assert summary(tmp_path / "run")["status"] == "finished"
 
 
-async def test_a_dead_server_does_not_hold_up_a_push(tmp_path: Path, redis_url: str, run_id: str):
-    spec = training_spec(tmp_path / "run", redis_url, run_id)
+@pytest.mark.parametrize("transport", ["file", "collective"])
+async def test_a_dead_server_does_not_hold_up_a_push(
+    tmp_path: Path, redis_url: str, run_id: str, monkeypatch: pytest.MonkeyPatch, transport: str
+):
+    monkeypatch.setattr("agent_r1.weights.collective.MEET_S", 60.0)
+    spec = training_spec(tmp_path / "run", redis_url, run_id, transport=transport)
     async with await Broker.connect(redis_url, run_id) as broker:
-        services = FakeServices(broker)
+        services = FakeServices(broker, run_id=run_id)
         async with services.running():
             dead = RolloutServer(
                 server_id="dead",

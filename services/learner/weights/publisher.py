@@ -115,7 +115,8 @@ def make_transport(config: LearnerConfig, server: LearnerServer) -> Transport:
     if config.transport == "file":
         return FileTransport()
     if config.transport == "collective":
-        return CollectiveTransport(server, (config.server.host, config.collective_port))
+        listen = config.server.host, config.collective_port
+        return CollectiveTransport(server, listen, config.collective_backend)
     return HttpTransport(server, dense_every=config.dense_every if config.push == "delta" else 1)
 
 
@@ -363,7 +364,7 @@ class WeightPublisher:
         Servers that take longer continue in the background; their failures surface at the next
         push.
         """
-        invitation, sending = None, None
+        invitation, sending, expect_no_more = None, None, None
         if isinstance(self.transport, CollectiveTransport):
             # One that is frozen would hold up the others every time.
             busy = {name for task, name in self._stragglers.items() if not task.done()}
@@ -371,6 +372,7 @@ class WeightPublisher:
             if not servers:
                 return {}
             invitation = self.transport.invite()
+            expect_no_more = partial(self.transport.expect_no_more, invitation)
             invited = [server.server_id for server in servers]
             sending = asyncio.create_task(self.transport.send(invitation, invited))
             sending.add_done_callback(_log_failure)  # also where all servers answer before it ends
@@ -399,6 +401,8 @@ class WeightPublisher:
                     except ServerError as exc:
                         errors[names[task]] = exc
                         logger.warning("push failed server_id=%s error=%s", names[task], exc)
+                        if expect_no_more is not None:
+                            await expect_no_more(names[task])
                         continue
                     report.servers += 1
                     if reading is not None:

@@ -74,7 +74,7 @@ def test_a_batch_is_the_oldest_complete_groups_sorted_by_id():
 
 def next_version(buffer: GroupBuffer) -> None:
     buffer.mark_trained(take(buffer))
-    buffer.advance(buffer.newest_version + 1)
+    buffer.give_back(buffer.advance(buffer.newest_version + 1))
 
 
 def answer(buffer: GroupBuffer, asked: list[RolloutTask], **changes: object) -> None:
@@ -232,7 +232,7 @@ def test_age_discards_nothing():
     buffer = make_buffer(max_staleness=1)
     complete(buffer, 0)
     first, second = open_group(buffer, 1)
-    buffer.advance(50)
+    buffer.give_back(buffer.advance(50))
     assert buffer.accept(result(first, policy_version=0)) is AcceptResult.FILLED
     assert buffer.accept(result(second, policy_version=0)) is AcceptResult.FILLED
     assert [group.group_id for group in take(buffer)] == [0, 1]
@@ -246,7 +246,7 @@ def test_credits_come_back_only_when_new_weights_are_published():
     assert buffer.room() == 0
     buffer.mark_trained(take(buffer))
     assert buffer.room() == 0
-    buffer.advance(1)
+    buffer.give_back(buffer.advance(1))
     assert buffer.room() == 2
 
 
@@ -332,7 +332,7 @@ def test_whatever_happens_each_sample_is_trained_at_most_once(
                 trained.append((key.group_id, key.sample_index))
         buffer.mark_trained(groups)
         version += 1
-        buffer.advance(version)
+        buffer.give_back(buffer.advance(version))
     assert len(trained) == len(set(trained))
     # Nothing is lost: every group was trained, dropped or is outstanding.
     trained_groups = {group_id for group_id, _ in trained}

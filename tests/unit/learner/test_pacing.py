@@ -73,7 +73,7 @@ class Simulation:
                 self.arrive()
             self.now = ends
             self.buffer.mark_trained(groups)
-            self.buffer.advance(self.buffer.newest_version + 1)
+            self.buffer.give_back(self.buffer.advance(self.buffer.newest_version + 1))
             self.fill()
         return self
 
