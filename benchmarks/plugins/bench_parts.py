@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 QUERY_CHARS = 40
 MISSED_PUSHES = "missed_pushes.jsonl"
+LIMIT_S = 60.0
 
 
 def chance(request: ScoreRequest) -> float:
@@ -59,20 +60,22 @@ def watch_missed_pushes() -> None:
     from agent_r1.learner.weights.publisher import WeightPublisher
     from agent_r1_proto.weights import CanaryReply
 
-    publish: Any = WeightPublisher.publish
+    take: Any = WeightPublisher.take
 
-    async def compare_and_publish(self: Any, canary: Any = ()) -> Any:
+    async def compare_and_take(self: Any, canary: Any = ()) -> Any:
         if canary:
             started = time.perf_counter()
             (server,) = await self._registry.rollout_servers()
             prompts = await self._choose_tokens(canary)
             request = canary_request(prompts)
-            reply = await self._servers.post(server, "/weights/canary", request, CanaryReply)
+            reply = await self._servers.post(
+                server, "/weights/canary", request, CanaryReply, LIMIT_S
+            )
             assert reply.policy_version == self.newest.policy_version
             missed = compare(prompts, reply.logprobs)
             line = {**asdict(missed), "extra_s": time.perf_counter() - started}
             with (self._weights_dir.parent / MISSED_PUSHES).open("a") as file:
                 file.write(json.dumps(line) + "\n")
-        return await publish(self, canary)
+        return await take(self, canary)
 
-    WeightPublisher.publish = compare_and_publish
+    WeightPublisher.take = compare_and_take

@@ -239,6 +239,8 @@ MEDIANS = (
     "time/rollout_s",
     "time/learn_s",
     "time/push_s",
+    "push/wait_s",
+    "push/gather_s",
     "push/write_s",
     "push/fetch_s",
     "push/pause_s",
