@@ -45,9 +45,8 @@ LARGEST = 1_000_000
 RANKS = 4
 
 
-@pytest.mark.parametrize(
-    "setting", ["reference", pytest.param("zero2 on 2 ranks", marks=pytest.mark.ranks)]
-)
+@pytest.mark.parametrize("setting", ["reference", "zero2 on 2 ranks"])
+@pytest.mark.ranks
 def test_the_memory_of_the_learner_is_within_a_fifth_of_the_estimate(tmp_path: Path, setting: str):
     command = [sys.executable, "-m", "benchmarks.estimate", "--only", setting]
     environment = os.environ | {"BENCH_OUT": str(tmp_path)}
