@@ -1,22 +1,25 @@
-"""HTTP routes of a rollout server: health, readiness, weight loads and the canary.
+"""HTTP routes of a rollout server: health, readiness, weight loads, the canary, and generation.
 
 The learner calls `/weights/load` and `/weights/canary`; supervisors ask `/healthz` and `/readyz`;
-samples come over the stream `tasks`, see worker.py.
+samples come over the stream `tasks`, see worker.py. `/generate` samples for those who run the rest
+of an interaction elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Literal
 
 from fastapi import FastAPI, HTTPException, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from agent_r1.rollout.policy import Policy
 from agent_r1.rollout.weight_versions import OlderVersionError, WeightVersions
 from agent_r1.runtime.http.api import Route, describe, json_response, parse_body
 from agent_r1.text.tokens import EngineDeadError, PolicyError
 from agent_r1.weights.manifest import WeightsRefusedError
+from agent_r1_proto.generation import GeneratedPart, GenerateRequest
 from agent_r1_proto.messages import Message
 from agent_r1_proto.weights import CanaryReply, CanaryRequest, LoadReply, LoadRequest
 
@@ -41,6 +44,7 @@ class RolloutReadiness(Message):
     """None: the learner has published none, or Redis did not say in time."""
 
 
+LINES_TYPE = "application/x-ndjson"
 _DEAD = {"503": "The engine is dead, or Redis did not answer in time."}
 ROUTES = (
     Route("/healthz", "get", answer=RolloutHealth, errors=_DEAD),
@@ -67,6 +71,18 @@ ROUTES = (
         CanaryRequest,
         CanaryReply,
         {**_DEAD, "422": "The body does not fit the schema, or cannot be scored."},
+    ),
+    Route(
+        "/generate",
+        "post",
+        GenerateRequest,
+        GeneratedPart,
+        {
+            "409": "A request of this id is in flight.",
+            "422": "The body does not fit the schema, or the prompt leaves nothing to sample.",
+            "503": "The engine is dead.",
+        },
+        answer_type=LINES_TYPE,
     ),
 )
 
@@ -132,4 +148,27 @@ def create_app(
             raise HTTPException(422, str(exc)) from exc
         return json_response(CanaryReply(policy_version=policy_version, logprobs=logprobs))
 
+    @app.post("/generate", response_class=StreamingResponse)
+    async def generate(request: Request) -> Response:
+        body = parse_body(GenerateRequest, await request.body())
+        try:
+            parts = policy.stream(body)
+        except EngineDeadError as exc:
+            raise HTTPException(503, str(exc)) from exc
+        except PolicyError as exc:
+            raise HTTPException(422, str(exc)) from exc
+        except ValueError as exc:
+            raise HTTPException(409, str(exc)) from exc
+        return StreamingResponse(_lines(parts), media_type=LINES_TYPE)
+
     return app
+
+
+async def _lines(parts: AsyncGenerator[GeneratedPart]) -> AsyncIterator[str]:
+    """Yield parts as lines; a caller that goes away ends them, and the request in the engine."""
+    async with aclosing(parts):
+        try:
+            async for part in parts:
+                yield part.model_dump_json() + "\n"
+        except PolicyError as exc:
+            yield GeneratedPart(error=str(exc)).model_dump_json() + "\n"

@@ -6,11 +6,12 @@ is the real one; tests bring their own. Imports no engine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from agent_r1.text.tokens import PolicyError, Sampler
+from agent_r1_proto.generation import GeneratedPart, GenerateRequest
 from agent_r1_proto.weights import WeightManifest
 
 
@@ -79,6 +80,18 @@ class Policy(Sampler, Protocol):
         Raises:
             PolicySetupError: the model or the engine cannot be used.
             PolicyOutOfMemoryError: the engine does not fit.
+        """
+        ...
+
+    def stream(self, request: GenerateRequest) -> AsyncGenerator[GeneratedPart]:
+        """Sample as `generate` does, and yield tokens as they come; the last part says why it ends.
+
+        Closing the iterator aborts the request in the engine.
+
+        Raises:
+            PromptError: the prompt holds an unknown id or fills the context.
+            ValueError: the request's id is in flight.
+            EngineDeadError: the engine failed; also while the parts come.
         """
         ...
 

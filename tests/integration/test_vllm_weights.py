@@ -9,6 +9,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from agent_r1.rollout.watchdog import watch
 from agent_r1.text.tokens import EngineDeadError, Generation
 from agent_r1.weights.http import HttpFetcher
 from agent_r1.weights.manifest import WeightsRefusedError
+from agent_r1_proto.generation import GeneratedPart, GenerateRequest
 from agent_r1_proto.registry import RolloutServer
 from agent_r1_proto.weights import NewestVersion, WeightManifest
 from tests.support.learner_fakes import eventually, http_transport
@@ -374,3 +376,53 @@ def test_an_engine_that_is_stopped_while_it_loads_is_killed_in_time(
     with pytest.raises(EngineDeadError):
         engine.run(policy.probe())
     engine.close()
+
+
+def test_an_answer_in_parts_is_the_whole_one_and_every_part_has_its_versions(engine: LiveEngine):
+    prompt, policy, length = [9, 50, 7], engine.policy, 40
+    first = policy.policy_version
+
+    def asked(name: str) -> GenerateRequest:
+        return GenerateRequest(request_id=name, token_ids=prompt, max_tokens=length, seed=11)
+
+    async def whole() -> Generation:
+        return await policy.generate(
+            prompt, max_tokens=length, temperature=1.0, seed=11, request_id="whole"
+        )
+
+    async def in_parts(manifest: WeightManifest | None) -> list[GeneratedPart]:
+        parts: list[GeneratedPart] = []
+        async with aclosing(policy.stream(asked("parts"))) as stream:
+            async for part in stream:
+                parts.append(part)
+                if manifest is not None and len(parts) == 5:
+                    await policy.load_weights(manifest)
+        return parts
+
+    async def leave() -> None:
+        async with aclosing(policy.stream(asked("left"))) as stream:
+            await anext(stream)
+            with pytest.raises(ValueError, match="in flight already"):
+                policy.stream(asked("left"))
+        states = policy.engine.output_processor.request_states
+        await eventually(lambda: not policy.num_in_flight and not states)
+
+    expected, parts = engine.run(whole()), engine.run(in_parts(None))
+    assert len(parts) > length // 2  # they came while it was sampled
+    assert [token for part in parts for token in part.token_ids] == expected.token_ids
+    assert [one for part in parts for one in part.logprobs] == expected.logprobs
+    assert {part.finish_reason for part in parts[:-1]} == {None}
+    assert parts[-1].finish_reason == expected.finish_reason
+
+    crossing = engine.run(in_parts(engine.publish(build_model(41))))
+    spans = [span for part in crossing for span in part.version_spans]
+    assert [span.start for span in spans] == [0, *(span.end for span in spans[:-1])]
+    assert sorted({span.policy_version for span in spans}) == [first, first + 1]
+    tokens = [token for part in crossing for token in part.token_ids]
+    logprobs = [one for part in crossing for one in part.logprobs]
+    for span in spans:
+        model = engine.models[span.policy_version]
+        row = batch_logprobs(model, [prompt + tokens])[0][len(prompt) - 1 :]
+        sampled = logprobs[span.start : span.end]
+        assert sampled == pytest.approx(row[span.start : span.end], abs=PARITY)
+    engine.run(leave())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from agent_r1.rollout.policy import EngineWork, LoadTiming
 from agent_r1.runtime.http.token import RunToken
 from agent_r1.text.tokens import EngineDeadError, Generation, PromptTooLongError
 from agent_r1.weights.manifest import WeightsRefusedError
+from agent_r1_proto.generation import GeneratedPart, GenerateRequest
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tools import CallReply, CallRequest, ToolCall, ToolResult, ToolSpec
 from agent_r1_proto.trajectory import VersionSpan
@@ -159,6 +160,8 @@ class FakePolicy:
         self.answering.set()
         self.is_loading = False
         self.num_probes = 0
+        self.streams: list[str] = []
+        """Ids of the requests whose tokens are being sent."""
 
     @property
     def eos_token_ids(self) -> Sequence[int]:
@@ -218,6 +221,37 @@ class FakePolicy:
             version_spans=self._spans(version, len(sampled)),
             finish_reason="stop" if ended else "length",
         )
+
+    def stream(self, request: GenerateRequest) -> AsyncGenerator[GeneratedPart]:
+        """Yield the first turn token by token."""
+        self._check_alive()
+        if len(request.token_ids) >= self._max_context:
+            raise PromptTooLongError(f"prompt of {len(request.token_ids)} tokens")
+        if request.request_id in self.streams:
+            raise ValueError(f"request_id ({request.request_id}) is in flight already")
+        return self._stream(request)
+
+    async def _stream(self, request: GenerateRequest) -> AsyncGenerator[GeneratedPart]:
+        self.streams.append(request.request_id)
+        try:
+            whole = await self.generate(
+                request.token_ids,
+                max_tokens=request.max_tokens,
+                temperature=request.temperature,
+                seed=request.seed,
+                request_id=f"{request.request_id}/0",
+            )
+            for i, token in enumerate(whole.token_ids):
+                await self.answering.wait()
+                last = i + 1 == len(whole.token_ids)
+                yield GeneratedPart(
+                    token_ids=[token],
+                    logprobs=[whole.logprobs[i]],
+                    version_spans=[VersionSpan(policy_version=0, start=i, end=i + 1)],
+                    finish_reason=whole.finish_reason if last else None,
+                )
+        finally:
+            self.streams.remove(request.request_id)
 
     def _spans(self, version: int, num_tokens: int) -> list[VersionSpan]:
         """Weights loaded while a turn was sampled: the first half is of the version before."""

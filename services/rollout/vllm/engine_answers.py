@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent_r1.text.tokens import Generation, PolicyError, PromptError, PromptTooLongError
+from agent_r1_proto.generation import GeneratedPart
 from agent_r1_proto.trajectory import VersionSpan
 
 
@@ -77,10 +78,7 @@ def to_generation(completion: Any, earlier: Sequence[VersionSpan]) -> Generation
     Raises:
         PolicyError: the engine did not label every token with a version.
     """
-    token_ids = list(completion.token_ids)
-    flat = completion.logprobs
-    # The sampled token's log-probability comes first at every position.
-    logprobs = [flat.logprobs[start] for start in flat.start_indices]
+    token_ids, logprobs = _sampled(completion)
     known = earlier[-1].end if earlier else 0
     spans = list(earlier) + [
         VersionSpan(policy_version=int(span.version), start=max(span.start, known), end=span.end)
@@ -99,3 +97,45 @@ def to_generation(completion: Any, earlier: Sequence[VersionSpan]) -> Generation
         version_spans=spans,
         finish_reason="stop" if completion.finish_reason == "stop" else "length",
     )
+
+
+def to_part(completion: Any, labels: Sequence[tuple[str, int]], start: int) -> GeneratedPart:
+    """Read tokens that an answer has grown by.
+
+    Args:
+        completion: they alone.
+        labels: of the answer so far: versions, each with its first token; the last part brings its
+            own.
+        start: tokens of the answer before these.
+
+    Raises:
+        PolicyError: the engine did not label every token with a version.
+    """
+    token_ids, logprobs = _sampled(completion)
+    end = start + len(token_ids)
+    known = [(span.version, span.start) for span in completion.weight_versions or ()] or labels
+    ends = [first for _, first in known[1:]] + [end]
+    spans = [
+        VersionSpan(policy_version=int(version), start=max(first, start), end=min(last, end))
+        for (version, first), last in zip(known, ends, strict=False)
+        if first < end and last > start
+    ]
+    labelled = sum(span.end - span.start for span in spans)
+    if not len(token_ids) == len(logprobs) == labelled:
+        raise PolicyError(
+            f"the engine returned {len(token_ids)} tokens, {len(logprobs)} log-probabilities and "
+            f"version labels for {labelled}"
+        )
+    reason = completion.finish_reason
+    return GeneratedPart(
+        token_ids=token_ids,
+        logprobs=logprobs,
+        version_spans=spans,
+        finish_reason=None if reason is None else "stop" if reason == "stop" else "length",
+    )
+
+
+def _sampled(completion: Any) -> tuple[list[int], list[float]]:
+    flat = completion.logprobs
+    # The sampled token's log-probability comes first at every position.
+    return list(completion.token_ids), [flat.logprobs[start] for start in flat.start_indices]

@@ -13,8 +13,8 @@ import logging
 import os
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from agent_r1.rollout.policy import EngineWork, LoadTiming, Policy, PolicySetupE
 from agent_r1.rollout.vllm.engine_answers import (
     check_prompt,
     to_generation,
+    to_part,
     to_prompt_logprobs,
 )
 from agent_r1.rollout.vllm.engine_process import (
@@ -42,6 +43,7 @@ from agent_r1.rollout.vllm.settings import (
 from agent_r1.text.tokens import EngineDeadError, Generation, PolicyError
 from agent_r1.weights.manifest import WeightsRefusedError, time_limit_s
 from agent_r1.weights.snapshot import verify_snapshot
+from agent_r1_proto.generation import GeneratedPart, GenerateRequest
 from agent_r1_proto.trajectory import VersionSpan
 from agent_r1_proto.weights import WeightManifest
 
@@ -143,24 +145,66 @@ class VllmPolicy(Policy):
         seed: int,
         request_id: str,
     ) -> Generation:
-        room = check_prompt(token_ids, self.max_context, self._model().vocab_size, min_tokens=1)
         if max_tokens < 1:
             raise ValueError(f"max_tokens ({max_tokens}) must be >= 1")
-        params = self._sampling(min(max_tokens, room), temperature, seed)
-        if request_id in self._in_flight:
-            raise ValueError(f"request_id ({request_id}) is in flight already")
-        self._in_flight.add(request_id)
-        try:
+        self._check_request(token_ids, request_id)
+        params = self._sampling(len(token_ids), max_tokens, temperature, seed)
+        with self._flight(request_id):
             async with self._engine_errors():
                 output = await self._run(token_ids, params, request_id)
             return to_generation(output.outputs[0], self._earlier_spans[request_id])
+
+    def stream(self, request: GenerateRequest) -> AsyncGenerator[GeneratedPart]:
+        self._check_request(request.token_ids, request.request_id)
+        if (reason := self.death) is not None:
+            raise EngineDeadError(reason)
+        return self._stream(request)
+
+    async def _stream(self, request: GenerateRequest) -> AsyncGenerator[GeneratedPart]:
+        token_ids, name = request.token_ids, request.request_id
+        limits = len(token_ids), request.max_tokens
+        params = self._sampling(*limits, request.temperature, request.seed, in_parts=True)
+        sent = 0
+        with self._flight(name):
+            async with self._engine_errors(), aclosing(self._ask(token_ids, params, name)) as parts:
+                async for output in parts:
+                    part = to_part(output.outputs[0], self._labels(name), sent)
+                    sent += len(part.token_ids)
+                    yield part
+
+    def _labels(self, request_id: str) -> Sequence[tuple[str, int]]:
+        """Return the versions of a request that goes on, each with the first of its tokens."""
+        processor = self.engine.output_processor
+        for engine_id in processor.external_req_ids.get(request_id, ()):
+            return processor.request_states[engine_id].weight_version_starts
+        return ()
+
+    def _check_request(self, token_ids: list[int], request_id: str) -> None:
+        check_prompt(token_ids, self.max_context, self._model().vocab_size, min_tokens=1)
+        if request_id in self._in_flight:
+            raise ValueError(f"request_id ({request_id}) is in flight already")
+
+    @contextmanager
+    def _flight(self, request_id: str) -> Iterator[None]:
+        self._in_flight.add(request_id)
+        try:
+            yield
         finally:
             self._in_flight.discard(request_id)
             self._earlier_spans.pop(request_id, None)
 
-    def _sampling(self, max_tokens: int, temperature: float, seed: int) -> Any:
+    def _sampling(
+        self,
+        prompt_tokens: int,
+        max_tokens: int,
+        temperature: float,
+        seed: int,
+        *,
+        in_parts: bool = False,
+    ) -> Any:
         return _params(
-            max_tokens=max_tokens,
+            in_parts=in_parts,
+            max_tokens=min(max_tokens, self.max_context - prompt_tokens),
             temperature=temperature,
             seed=seed,
             stop_token_ids=list(self._model().eos_token_ids),
@@ -175,7 +219,7 @@ class VllmPolicy(Policy):
                 return
             self._num_probes += 1
             prompt = [self._model().eos_token_ids[0]]
-            await self._run(prompt, self._sampling(1, 1.0, 0), f"probe-{self._num_probes}")
+            await self._run(prompt, self._sampling(1, 1, 1.0, 0), f"probe-{self._num_probes}")
 
     def kill(self, reason: str) -> None:
         self._death = reason
@@ -364,15 +408,22 @@ class VllmPolicy(Policy):
                 )
 
     async def _run(self, token_ids: list[int], params: Any, request_id: str) -> Any:
+        final: Any = None
+        async for output in self._ask(token_ids, params, request_id):
+            final = output
+        return final
+
+    async def _ask(self, token_ids: list[int], params: Any, request_id: str) -> AsyncGenerator[Any]:
+        """Yield what the engine says of a request, to its end."""
         from vllm.inputs.engine import tokens_input
 
-        final: Any = None
-        prompt, adapter = tokens_input(token_ids), self._held().request()
+        prompt, adapter, reason = tokens_input(token_ids), self._held().request(), None
         async for output in self.engine.generate(prompt, params, request_id, lora_request=adapter):
-            final = output
-        if final is None or final.outputs[0].finish_reason == "abort":
+            if (reason := output.outputs[0].finish_reason) == "abort":
+                break
+            yield output
+        if reason in (None, "abort"):
             raise EngineDeadError(f"request {request_id} was cut off: {self.death or 'aborted'}")
-        return final
 
     @asynccontextmanager
     async def _engine_errors(self) -> AsyncIterator[None]:
@@ -392,14 +443,14 @@ class VllmPolicy(Policy):
             raise EngineDeadError(reason) from exc
 
 
-def _params(**options: Any) -> Any:
-    """Return vLLM's parameters of a request whose whole answer is wanted, as tokens."""
+def _params(*, in_parts: bool = False, **options: Any) -> Any:
+    """Return vLLM's parameters of a request whose answer is wanted as tokens, whole or in parts."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     return SamplingParams(
         flat_logprobs=True,
         detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
+        output_kind=RequestOutputKind.DELTA if in_parts else RequestOutputKind.FINAL_ONLY,
         skip_clone=True,
         **options,
     )

@@ -82,6 +82,8 @@ class Route:
     answer: type[BaseModel] | None = None
     errors: Mapping[str, str] = field(default_factory=dict[str, str])
     """Statuses beside those of BODY_ERRORS, with what they mean."""
+    answer_type: str = "application/json"
+    """Media type of the answer."""
 
 
 def describe(app: Any, routes: tuple[Route, ...]) -> None:
@@ -122,7 +124,7 @@ def _complete(schema: dict[str, Any], routes: list[Route]) -> None:
         if one.answer is not None:
             operation["responses"]["200"] = {
                 "description": one.answer.__name__,
-                "content": _content(one.answer),
+                "content": _content(one.answer, one.answer_type),
             }
 
 
@@ -139,6 +141,6 @@ def _add_guard(schema: dict[str, Any]) -> None:
                     operation["responses"].setdefault(status, {"description": text})
 
 
-def _content(model: type[BaseModel]) -> dict[str, Any]:
+def _content(model: type[BaseModel], media_type: str = "application/json") -> dict[str, Any]:
     reference = REFERENCE.format(model=model.__name__)
-    return {"application/json": {"schema": {"$ref": reference}}}
+    return {media_type: {"schema": {"$ref": reference}}}
