@@ -1,160 +1,293 @@
-"""Pushes over HTTP: how small deltas are, and what the learner sends to 1 to 8 servers.
+"""Pushes by every transport to 1, 2 and 4 servers, against a call for each tensor.
 
-    make bench CASE=push ARGS="--steps 20"
+    make bench CASE=push ARGS="--servers 1 2 4 --rounds 5 --engine-rounds 5"
 
-Trains the random model of 90 million parameters in bfloat16 with the training engine (PPO on random
-tokens with random advantages), publishes the weights after every step as `learner.push = "delta"`
-does, and pulls every version with one fetcher. Then 1, 2, 4 and 8 fetchers pull the last version
-whole, at once. Everything runs in this process, over loopback.
+A learner with the random model of 90 million parameters in bfloat16 pushes through its publisher:
+over HTTP, as files and by broadcast. Before a push over HTTP as a delta it trains a step (PPO on
+random tokens), since the delta is of what has changed. "other" is what a trainer is written with
+first: every tensor in a POST of its own, which the server copies or has its engine load before it
+answers. Rounds take turns, and a push has ended when every server has its weights.
+
+Rollout servers are real, with their own processes and sockets, but for the engine: they verify and
+copy. Then one server of each kind has an engine of vLLM, and a canary follows. Everything runs on
+one machine, over loopback. The parts alone are measured in this process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import filecmp
-import shutil
+import json
+import statistics
+import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
+import httpx
+from httpx_aiohttp import AiohttpTransport
 from transformers import AutoConfig
 
-from agent_r1.learner.config import EngineConfig
-from agent_r1.learner.engine.interface import LossSpec
+from agent_r1.learner.checkpoints.ledger import Ledger
+from agent_r1.learner.config import EngineConfig, EvaluationConfig, LearnerConfig
+from agent_r1.learner.engine.interface import LossSpec, TrainSample
 from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
 from agent_r1.learner.engine.ranks.messages import EngineSetup
+from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.server import serve_learner
-from agent_r1.runtime.config import ListenConfig, ModelConfig
-from agent_r1.runtime.http.serving import advertised_url, bind, serving
-from agent_r1.weights.http import HttpFetcher, HttpTransport
-from agent_r1.weights.snapshot import write_snapshot
-from agent_r1_proto.registry import RolloutServer
-from agent_r1_proto.weights import MANIFEST_FILE, SNAPSHOT_FILE, NewestVersion
-from benchmarks.harness import OUT, Row, read_options, write_report
+from agent_r1.learner.weights.publisher import WeightPublisher
+from agent_r1.runtime.config import ListenConfig, ModelConfig, RedisConfig, RunConfig
+from agent_r1.weights.chunks import hash_chunks
+from agent_r1.weights.collective import buckets, checksum
+from agent_r1.weights.layout import read_model_layout
+from agent_r1.weights.snapshot import (
+    raw_bytes,
+    safetensors_bytes,
+    verify_snapshot,
+    write_safetensors,
+    write_snapshot,
+)
+from agent_r1_proto.registry import Registry
+from agent_r1_proto.streams import Broker
+from agent_r1_proto.weights import NewestVersion
+from benchmarks.harness import OUT, Row, alternate, compare, read_options, write_report
 from benchmarks.models import random_model
+from benchmarks.processes import announced_url, process, redis_server
+from benchmarks.push_servers import CALLS, DTYPE, MAX_CONTEXT, Place
 from benchmarks.samples import as_sampled, random_samples
 
-FETCHERS = (1, 2, 4, 8)
-LR = 1e-6
+TRANSPORTS: dict[str, dict[str, Any]] = {
+    "http": {"transport": "http"},
+    "http, delta": {"transport": "http", "push": "delta", "dense_every": 1_000_000},
+    "file": {"transport": "file"},
+    "collective": {"transport": "collective"},
+}
+GOALS = {"collective": "≤ 0.25"}
 SEQUENCES = 8
 TOKENS = 96
-RUN = "bench"
+START_TIMEOUT_S = 300.0
+POLL_S = 0.005
+Push = Callable[[], Coroutine[None, None, dict[str, float]]]
 
 
-class Servers(contextlib.AsyncExitStack):
-    """Rollout servers without an engine: a fetcher each, that the others may take from."""
+class Learner:
+    """The training engine, and the thread that works with it."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self._folder = folder
-        self._announced: list[RolloutServer] = []
-        self.fetchers: list[HttpFetcher] = []
+    def __init__(self) -> None:
+        self.model = random_model("90m")
+        self.table = ModelConfig(path=str(self.model), dtype=DTYPE, max_context=MAX_CONTEXT)
+        self.config = EngineConfig(lr=1e-6, device="cpu")
+        self.engine = DeepSpeedPolicyEngine(EngineSetup.of(self.table, self.config))
+        self.thread = ThreadPoolExecutor(1)
+        self._vocabulary = AutoConfig.from_pretrained(self.model).vocab_size
+        self._steps = 0
 
-    async def rollout_servers(self) -> list[RolloutServer]:
-        """Return all of them, as the registry would."""
-        return self._announced
+    def samples(self) -> list[TrainSample]:
+        """Return random sequences, as the policy of now would sample them."""
+        self._steps += 1
+        rows = random_samples(
+            [TOKENS] * SEQUENCES, self._vocabulary, prompt_tokens=TOKENS // 3, seed=self._steps
+        )
+        return as_sampled(rows, self.engine)
 
-    async def start(self) -> None:
-        """Start one more."""
-        name, registry = str(len(self.fetchers)), self
-        place: dict[str, Any] = {"parent": self._folder, "timeout_s": 600.0, "token": None}
-        fetcher = HttpFetcher(registry, run_id=RUN, server_id=name, **place)  # pyright: ignore
-        await self.enter_async_context(fetcher)
-        self.fetchers.append(fetcher)
-        app, listen = FastAPI(), ListenConfig()
-        fetcher.add_routes(app)
-        listener = bind(name, listen, None)
-        await self.enter_async_context(serving(app, listener, listen, None))
-        url = advertised_url(name, listen, listener.getsockname()[1])
-        facts: dict[str, Any] = {"policy_version": 0, "pid": 0, "host": "here", "started_at": 0.0}
-        self._announced.append(RolloutServer(server_id=name, url=url, **facts))
+    def train(self) -> None:
+        """Take a step."""
+        self.engine.train_batch(self.samples(), LossSpec())
 
+    async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function in the engine's thread."""
+        return await asyncio.get_running_loop().run_in_executor(self.thread, function, *arguments)
 
-@contextlib.asynccontextmanager
-async def transport(
-    folder: Path, servers: int, dense_every: int
-) -> AsyncIterator[tuple[HttpTransport, list[HttpFetcher]]]:
-    """Yield a learner's end, and those of so many servers."""
-    async with (
-        serve_learner(ListenConfig(), None) as server,
-        HttpTransport(server, dense_every=dense_every) as learner,
-        Servers(folder / "pulled") as running,
-    ):
-        for _ in range(servers):
-            await running.start()
-        yield learner, running.fetchers
-
-
-async def publish(learner: HttpTransport, version: int, directory: Path) -> NewestVersion:
-    """Publish a version and return what the registry would say of it."""
-    location = (await learner.publish(version, directory)).location
-    return NewestVersion(policy_version=version, manifest_location=location)
+    def spec(self, run_id: str, redis_url: str, folder: Path) -> RunSpec:
+        """Return the run of a transport."""
+        settings = {**TRANSPORTS[run_id], "canary_action": "warn", "weights_dir": folder}
+        return RunSpec(
+            run=RunConfig(id=run_id.replace(", ", "_")),
+            model=self.table,
+            redis=RedisConfig(url=redis_url),
+            learner=LearnerConfig(**settings),
+            engine=self.config,
+            evaluation=EvaluationConfig(),
+            prompts=None,  # pyright: ignore - nothing is sampled
+            resolved_config={},
+            resume=False,
+        )
 
 
-def train(engine: DeepSpeedPolicyEngine, vocabulary: int, seed: int) -> None:
-    """Take a step on random sequences, as the policy of now would sample them."""
-    prompt = TOKENS // 3
-    samples = random_samples([TOKENS] * SEQUENCES, vocabulary, prompt_tokens=prompt, seed=seed)
-    engine.train_batch(as_sampled(samples, engine), LossSpec())
+async def push_by_calls(learner: Learner, urls: list[str], client: httpx.AsyncClient) -> float:
+    """Send every tensor in a call of its own; return the seconds of collecting them."""
+
+    async def tell(name: str, data: bytes = b"") -> None:
+        for answer in await asyncio.gather(
+            *(client.post(f"{url}/tensors/{name}", content=data) for url in urls)
+        ):
+            answer.raise_for_status()
+
+    started = time.perf_counter()
+    weights = await learner.run(learner.engine.weights)
+    gather_s = time.perf_counter() - started
+    await tell("begin")
+    for name, tensor in weights.tensors.items():
+        await tell(name, raw_bytes(tensor).tobytes())
+    await tell("end")
+    return gather_s
 
 
-async def measure_deltas(engine: DeepSpeedPolicyEngine, folder: Path, steps: int) -> list[Row]:
-    """Train, publish after every step, pull; return a row for each push."""
-    vocabulary = AutoConfig.from_pretrained(random_model("90m")).vocab_size
+async def push_by_publisher(
+    learner: Learner, publisher: WeightPublisher, registry: Registry, servers: int, canary: bool
+) -> dict[str, float]:
+    """Push, and wait until every server has the version; return milliseconds by part, and MB."""
+    samples = (await learner.run(learner.samples))[:2] if canary else []
+    started = time.perf_counter()
+    report = await publisher.push(samples)
+    while report.servers < servers:
+        held = [one.policy_version for one in await registry.rollout_servers()]
+        if min(held) >= report.policy_version:
+            break
+        await asyncio.sleep(POLL_S)
+    all_s = time.perf_counter() - started
+    parts = {
+        "all": all_s,
+        "gather, write, hash": report.write_s,
+        "send, verify": report.fetch_s,
+        "pause": report.pause_s,
+        "canary": report.predict_s + report.score_s,
+    }
+    return {f"{name}, ms": 1e3 * value for name, value in parts.items()} | {
+        "sent, MB": (report.bytes_sent + publisher.transport.take_bytes_sent()) / 1e6
+    }
+
+
+async def open_sides(
+    stack: AsyncExitStack, learner: Learner, servers: int, engine: bool, folder: Path
+) -> dict[str, Push]:
+    """Start the servers, and return what pushes to them in each way."""
+    redis_url, _ = stack.enter_context(redis_server(folder))
+    weights = folder / "weights"
+    specs = {name: learner.spec(name, redis_url, weights) for name in TRANSPORTS}
+    transports = {spec.run.id: spec.learner.transport for spec in specs.values()}
+    runs: dict[str, tuple[WeightPublisher, Registry]] = {}
+    for name, spec in specs.items():
+        run_folder = folder / spec.run.id
+        run_folder.mkdir()
+        registry = Registry(
+            await stack.enter_async_context(await Broker.connect(redis_url, spec.run.id))
+        )
+        await registry.set_incarnation(0)
+        await registry.set_newest_version(NewestVersion(policy_version=0))
+        publisher = WeightPublisher(
+            spec,
+            engine=learner.engine,
+            engine_thread=learner.thread,
+            registry=registry,
+            ledger=Ledger(run_folder),
+            server=await stack.enter_async_context(serve_learner(ListenConfig(), None)),
+            canary_floor=None,
+        )
+        runs[name] = await stack.enter_async_context(publisher), registry
+    urls: list[str] = []
+    for number in range(servers):
+        place = Place(
+            f"calls{number}", redis_url, str(weights), str(learner.model), transports, engine
+        )
+        command = [sys.executable, "-m", "benchmarks.push_servers", json.dumps(asdict(place))]
+        running = stack.enter_context(process(*command))
+        urls.append(await asyncio.to_thread(announced_url, weights, place.name, running))
+    async with asyncio.timeout(START_TIMEOUT_S):
+        for _, registry in runs.values():
+            while len(await registry.rollout_servers()) < servers:  # noqa: ASYNC110 - in Redis
+                await asyncio.sleep(0.2)
+    client = httpx.AsyncClient(transport=AiohttpTransport(), timeout=START_TIMEOUT_S)
+    await stack.enter_async_context(client)
+
+    async def by_calls() -> dict[str, float]:
+        started = time.perf_counter()
+        gather_s = await push_by_calls(learner, urls, client)
+        all_ms = 1e3 * (time.perf_counter() - started)
+        return {"all, ms": all_ms, "gather, write, hash, ms": 1e3 * gather_s}
+
+    async def by(name: str) -> dict[str, float]:
+        if name == "http, delta":
+            await learner.run(learner.train)
+        return await push_by_publisher(learner, *runs[name], servers, engine)
+
+    return {CALLS: by_calls, **{name: partial(by, name) for name in TRANSPORTS}}
+
+
+async def measure(learner: Learner, servers: int, engine: bool, rounds: int) -> list[Row]:
+    """Push by turns to so many servers; return a row for each way."""
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=OUT)))
+        pushes = await open_sides(stack, learner, servers, engine, folder)
+        for push in pushes.values():
+            await push()  # warms up
+        loop = asyncio.get_running_loop()
+
+        def side(push: Push) -> dict[str, float]:
+            return asyncio.run_coroutine_threadsafe(push(), loop).result()
+
+        sides = {name: partial(side, push) for name, push in pushes.items()}
+        found = await asyncio.to_thread(alternate, sides, rounds)
+    kind = "servers with vLLM" if engine else "servers"
     rows: list[Row] = []
-    async with transport(folder, 1, steps + 1) as (learner, (fetcher,)):
-        for version in range(1, steps + 1):
-            train(engine, vocabulary, version)
-            directory = folder / f"v{version}"
-            write_snapshot(directory, RUN, version, engine.weights())
-            started = time.perf_counter()
-            newest = await publish(learner, version, directory)
-            made_s, before = time.perf_counter() - started, learner.files.bytes_out
-            pulled = await fetcher.fetch(newest)
-            pulled_s = time.perf_counter() - started - made_s
-            if not filecmp.cmp(pulled.location, directory / SNAPSHOT_FILE, shallow=False):
-                raise SystemExit(f"{directory} was pulled with other bytes")
-            sent = learner.files.bytes_out - before - (directory / MANIFEST_FILE).stat().st_size
-            times = {"made in, s": made_s, "pulled in, s": pulled_s}
-            rows.append(
-                {"push": version, "bytes": sent, "share of dense": sent / pulled.size_bytes} | times
-            )
-            print(rows[-1], flush=True)
-            if version > 1:
-                shutil.rmtree(folder / f"v{version - 1}")
+    for name, rounds_of in found.items():
+        ours, calls = ([one["all, ms"] for one in found[side]] for side in (name, CALLS))
+        row = {"servers": f"{servers} {kind}"} | compare(name, ours, calls, GOALS.get(name))
+        rows.append(
+            row | {part: statistics.median(one[part] for one in rounds_of) for part in rounds_of[0]}
+        )
     return rows
 
 
-async def measure_fetchers(directory: Path, version: int) -> list[Row]:
-    """Pull one version with more and more servers at once; return a row for each number."""
-    rows: list[Row] = []
-    size = (directory / SNAPSHOT_FILE).stat().st_size
-    for count in FETCHERS:
-        async with transport(directory.parent, count, 1) as (learner, fetchers):
-            newest = await publish(learner, version, directory)
-            started = time.perf_counter()
-            await asyncio.gather(*(one.fetch(newest) for one in fetchers))
-            seconds, sent = time.perf_counter() - started, learner.files.bytes_out / size
-            rows.append({"servers": count, "snapshots that are sent": sent, "seconds": seconds})
-    return rows
+def measure_parts(learner: Learner, rounds: int) -> Row:
+    """Return the medians of each part alone, in milliseconds."""
+    weights, layout = learner.engine.weights(), read_model_layout(learner.model, tied=False)
+
+    def timed(work: Callable[[], Any]) -> float:
+        started = time.perf_counter()
+        work()
+        return 1e3 * (time.perf_counter() - started)
+
+    with tempfile.TemporaryDirectory(dir=OUT) as text:
+        path = Path(text) / "weights"
+        manifest = write_snapshot(Path(text) / "v1", "bench", 1, weights)
+        parts: dict[str, Callable[[], Any]] = {
+            "gather": learner.engine.weights,
+            "write": lambda: write_safetensors(path, weights),
+            "hash": lambda: hash_chunks(path),
+            "write and hash in one pass, sync": lambda: write_snapshot(
+                Path(text) / "v1", "bench", 1, weights
+            ),
+            "verify": lambda: verify_snapshot(manifest, layout, DTYPE),
+            "checksums of buckets": lambda: [
+                checksum(one) for one in buckets(safetensors_bytes(weights))
+            ],
+        }
+        found = alternate({name: partial(timed, work) for name, work in parts.items()}, rounds)
+    return {f"{name}, ms": statistics.median(times) for name, times in found.items()}
 
 
 def main() -> None:
-    """Measure both parts."""
-    steps = read_options(__doc__, steps=20).steps
-    model = ModelConfig(path=str(random_model("90m")), dtype="bfloat16", max_context=2 * TOKENS)
-    engine = DeepSpeedPolicyEngine(EngineSetup.of(model, EngineConfig(lr=LR, device="cpu")))
-    with tempfile.TemporaryDirectory(dir=OUT) as text:
-        folder = Path(text)
-        deltas = asyncio.run(measure_deltas(engine, folder, steps))
-        engine.close()
-        servers = asyncio.run(measure_fetchers(folder / f"v{steps}", steps))
-    write_report("push", deltas)
-    write_report("push_servers", servers)
+    """Measure the parts, and every number of servers."""
+    options = read_options(__doc__, servers=(1, 2, 4), rounds=5, engine_rounds=5)
+    learner = Learner()
+    with contextlib.closing(learner.engine):
+        parts = measure_parts(learner, options.rounds)
+        numbers = [(servers, False, options.rounds) for servers in options.servers]
+        if options.engine_rounds:
+            numbers.append((1, True, options.engine_rounds))
+        rows: list[Row] = []
+        for one in numbers:
+            rows += asyncio.run(measure(learner, *one))
+    learner.thread.shutdown()
+    write_report("push_parts", [parts])
+    write_report("push", rows)
 
 
 if __name__ == "__main__":

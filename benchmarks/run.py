@@ -1,20 +1,23 @@
 """A whole run with every service: seconds, CPU time, parts of a step, memory of each process.
 
-    make bench CASE=run ARGS="--model tiny --steps 50 --pairs 1 --against CHECKOUT"
+    make bench CASE=run ARGS="--model tiny --steps 50 --pairs 1 --against CHECKOUT --set KEY=VALUE"
 
 Trains tiny_world (`--model 90m`: the random model of 90 million parameters, with a reward by
 chance and without evaluation). Memory is the largest sum of the proportional set sizes of all
 processes (PSS: pages that they share are divided among them), looked at twice a second. CHECKOUT
-is another clone with its `.venv`; both then train by turns, each its own tiny_world.
+is another clone with its `.venv`; both then train by turns, each its own tiny_world. Pushes are
+medians over the steps of a run but the first.
 """
 
 from __future__ import annotations
 
 import json
 import resource
+import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,10 @@ LOOK_S = 0.5
 PARTS = ("step_s", "rollout_s", "reward_s", "learn_s", "push_s", "em_after", "canary_max_dlogp")
 """Of summary.json."""
 WHOLE = ("wall s", "first step s", "CPU s", "memory GB")
+PUSH = {"push s": "time/push_s", "write s": "push/write_s", "pause s": "push/pause_s"}
+"""Of metrics.jsonl, as both checkouts have them."""
+GOALS = {"push s": "≤ 0.5", "pause s": "≤ 0.5"}
+"""Of the ratios to commit 9174d39."""
 RANDOM_90M = {
     **NO_EVALUATION,
     "env.max_tokens_per_turn": 64,
@@ -35,10 +42,18 @@ RANDOM_90M = {
 }
 
 
-def settings_of(model: str, steps: int) -> dict[str, object]:
+def settings_of(model: str, steps: int, given: Sequence[str]) -> dict[str, object]:
     """Return what a run of a model sets."""
     more = {"model.path": random_model("90m"), **RANDOM_90M} if model == "90m" else {}
-    return {"learner.steps": steps, **more}
+    return {"learner.steps": steps, **more, **dict(one.split("=", 1) for one in given)}
+
+
+def pushes_of(run_dir: Path) -> dict[str, float]:
+    """Return the medians of a run's pushes; the first one is slower."""
+    lines = read_json_lines(run_dir / "metrics.jsonl")[1:]
+    return {
+        name: statistics.median(line[key] for line in lines) for name, key in PUSH.items() if lines
+    }
 
 
 def train(checkout: Path, settings: dict[str, object]) -> dict[str, Any]:
@@ -65,13 +80,14 @@ def train(checkout: Path, settings: dict[str, object]) -> dict[str, Any]:
     cpu = after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime
     summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
     whole = dict(zip(WHOLE, (wall_s, first_step_s, cpu, sum(largest.values())), strict=True))
-    return {**whole, **{name: summary.get(name) for name in PARTS}, "memory": largest}
+    parts = {name: summary.get(name) for name in PARTS} | pushes_of(run_dir)
+    return {**whole, **parts, "memory": largest}
 
 
 def main() -> None:
     """Train here, and in the other checkout."""
-    options = read_options(__doc__, model="tiny", steps=50, pairs=1, against="")
-    settings = settings_of(options.model, options.steps)
+    options = read_options(__doc__, model="tiny", steps=50, pairs=1, against="", set=())
+    settings = settings_of(options.model, options.steps, options.set)
     checkouts = {"ours": ROOT}
     if options.against:
         checkouts["other"] = Path(options.against).resolve()
@@ -85,11 +101,10 @@ def main() -> None:
         for side, runs in found.items()
         for one in runs
     ]
-    ratios = [
-        compare(what, [one[what] for one in found["ours"]], [one[what] for one in found["other"]])
-        for what in WHOLE
-        if options.against
-    ]
+    ratios: list[Row] = []
+    for what in (*WHOLE, *(PUSH if options.steps > 1 else ())) if options.against else ():
+        ours, other = ([one[what] for one in runs] for runs in found.values())
+        ratios.append(compare(what, ours, other, GOALS.get(what)))
     write_report("run", rows, memory=found["ours"][-1]["memory"], ratios=ratios)
 
 

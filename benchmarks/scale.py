@@ -23,7 +23,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -38,6 +38,7 @@ from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.rollout.main import RolloutSettings, build_chat_format, serve_policy
 from agent_r1.rollout.policy import EngineWork
 from agent_r1.runtime.config import ModelConfig, RedisConfig, RunConfig
+from agent_r1.text.chat_format import ChatFormat
 from agent_r1.text.tokens import Generation
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.rewards import ScoredTrajectory
@@ -110,8 +111,14 @@ async def serve_many(
         tools={},
         weights_dir=Path(folder),
     )
-    policies: list[Any] = [ScriptedPolicy(turn, *between_s) for _ in range(servers)]
-    running = asyncio.gather(*(serve_policy(policy, chat, rollout) for policy in policies))
+    await serve_together(
+        [(ScriptedPolicy(turn, *between_s), rollout) for _ in range(servers)], chat
+    )
+
+
+async def serve_together(servers: Sequence[tuple[Any, RolloutSettings]], chat: ChatFormat) -> None:
+    """Run a server with each policy until this process is told to end."""
+    running = asyncio.gather(*(serve_policy(policy, chat, rollout) for policy, rollout in servers))
     await asyncio.sleep(0)  # each has set a handler of its own, and one would stop
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
     with contextlib.suppress(asyncio.CancelledError):
