@@ -69,7 +69,7 @@ TRANSPORTS: dict[str, dict[str, Any]] = {
     "collective": {"transport": "collective"},
 }
 GOALS = {"collective": "≤ 0.25"}
-SEQUENCES = 8
+SEQUENCES = 2
 TOKENS = 96
 START_TIMEOUT_S = 300.0
 POLL_S = 0.005
@@ -120,8 +120,8 @@ class Learner:
         )
 
 
-async def push_by_calls(learner: Learner, urls: list[str], client: httpx.AsyncClient) -> float:
-    """Send every tensor in a call of its own; return the seconds of collecting them."""
+async def push_by_calls(learner: Learner, urls: list[str], client: httpx.AsyncClient) -> None:
+    """Send every tensor in a call of its own, to all servers at once."""
 
     async def tell(name: str, data: bytes = b"") -> None:
         for answer in await asyncio.gather(
@@ -129,14 +129,12 @@ async def push_by_calls(learner: Learner, urls: list[str], client: httpx.AsyncCl
         ):
             answer.raise_for_status()
 
-    started = time.perf_counter()
-    weights = await learner.run(learner.engine.weights)
-    gather_s = time.perf_counter() - started
+    # What `engine.weights` takes, but for a copy of all tensors: each call makes its own.
+    weights = await learner.run(learner.engine._collect)
     await tell("begin")
     for name, tensor in weights.tensors.items():
         await tell(name, raw_bytes(tensor).tobytes())
     await tell("end")
-    return gather_s
 
 
 async def push_by_publisher(
@@ -208,9 +206,8 @@ async def open_sides(
 
     async def by_calls() -> dict[str, float]:
         started = time.perf_counter()
-        gather_s = await push_by_calls(learner, urls, client)
-        all_ms = 1e3 * (time.perf_counter() - started)
-        return {"all, ms": all_ms, "gather, write, hash, ms": 1e3 * gather_s}
+        await push_by_calls(learner, urls, client)
+        return {"all, ms": 1e3 * (time.perf_counter() - started)}
 
     async def by(name: str) -> dict[str, float]:
         if name == "http, delta":

@@ -68,8 +68,9 @@ class CopyingPolicy(ScriptedPolicy):
                 tensor.copy_(file.get_tensor(name))
 
     async def take(self, name: str, data: bytes) -> None:
-        """Copy one tensor."""
-        self._held[name].copy_(as_tensor(data, self._held[name].shape))
+        """Copy one tensor; there is nothing to begin or to end."""
+        if name in self._held:
+            self._held[name].copy_(as_tensor(data, self._held[name].shape))
 
 
 def as_tensor(data: bytes, shape: Any) -> Any:
