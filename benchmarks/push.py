@@ -152,7 +152,8 @@ async def push_by_publisher(
     all_s = time.perf_counter() - started
     parts = {
         "all": all_s,
-        "gather, write, hash": report.write_s,
+        "gather": report.gather_s,
+        "write, hash": report.write_s,
         "send, verify": report.fetch_s,
         "pause": report.pause_s,
         "canary": report.predict_s + report.score_s,

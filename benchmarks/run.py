@@ -30,8 +30,10 @@ LOOK_S = 0.5
 PARTS = ("step_s", "rollout_s", "reward_s", "learn_s", "push_s", "em_after", "canary_max_dlogp")
 """Of summary.json."""
 WHOLE = ("wall s", "first step s", "CPU s", "memory GB")
-PUSH = {"push s": "time/push_s", "write s": "push/write_s", "pause s": "push/pause_s"}
-"""Of metrics.jsonl, as both checkouts have them."""
+PUSH = {"push s": "time/push_s", "pause s": "push/pause_s"}
+"""Of metrics.jsonl, as earlier checkouts have them too."""
+PUSH_PARTS = {"wait s": "push/wait_s", "gather s": "push/gather_s", "write s": "push/write_s"}
+"""The same of the present."""
 GOALS = {"push s": "≤ 0.5", "pause s": "≤ 0.5"}
 """Of the ratios to commit 9174d39."""
 RANDOM_90M = {
@@ -51,9 +53,8 @@ def settings_of(model: str, steps: int, given: Sequence[str]) -> dict[str, objec
 def pushes_of(run_dir: Path) -> dict[str, float]:
     """Return the medians of a run's pushes; the first one is slower."""
     lines = read_json_lines(run_dir / "metrics.jsonl")[1:]
-    return {
-        name: statistics.median(line[key] for line in lines) for name, key in PUSH.items() if lines
-    }
+    known = {name: key for name, key in (PUSH | PUSH_PARTS).items() if lines and key in lines[0]}
+    return {name: statistics.median(line[key] for line in lines) for name, key in known.items()}
 
 
 def train(checkout: Path, settings: dict[str, object]) -> dict[str, Any]:
