@@ -44,7 +44,7 @@ RANDOM_90M = {
 }
 
 
-def settings_of(model: str, steps: int, given: Sequence[str]) -> dict[str, object]:
+def settings_of(model: str, steps: int, given: Sequence[str] = ()) -> dict[str, object]:
     """Return what a run of a model sets."""
     more = {"model.path": random_model("90m"), **RANDOM_90M} if model == "90m" else {}
     return {"learner.steps": steps, **more, **dict(one.split("=", 1) for one in given)}
