@@ -5,12 +5,13 @@
 A learner with the random model of 90 million parameters in bfloat16 pushes through its publisher:
 over HTTP, as files and by broadcast. Before a push over HTTP as a delta it trains a step (PPO on
 random tokens), since the delta is of what has changed. "other" is what a trainer is written with
-first: every tensor in a POST of its own, which the server copies or has its engine load before it
-answers. Rounds take turns, and a push has ended when every server has its weights.
+first: every tensor in a POST of its own, which the server copies, or has its engine load, before it
+answers. Rounds take turns. A push has ended when every server has its weights; the canary follows.
 
 Rollout servers are real, with their own processes and sockets, but for the engine: they verify and
-copy. Then one server of each kind has an engine of vLLM, and a canary follows. Everything runs on
-one machine, over loopback. The parts alone are measured in this process.
+copy. Then one server of each kind has an engine of vLLM, which stands still for the pause, and a
+canary follows. Everything runs on one machine, over loopback. The parts alone are measured in this
+process.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ from agent_r1_proto.weights import NewestVersion
 from benchmarks.harness import OUT, Row, alternate, compare, read_options, write_report
 from benchmarks.models import random_model
 from benchmarks.processes import announced_url, process, redis_server
-from benchmarks.push_servers import CALLS, DTYPE, MAX_CONTEXT, Place
+from benchmarks.push_servers import DTYPE, MAX_CONTEXT
 from benchmarks.samples import as_sampled, random_samples
 
 TRANSPORTS: dict[str, dict[str, Any]] = {
@@ -68,6 +68,7 @@ TRANSPORTS: dict[str, dict[str, Any]] = {
     "file": {"transport": "file"},
     "collective": {"transport": "collective"},
 }
+CALLS = "a call for each tensor"
 GOALS = {"collective": "≤ 0.25"}
 SEQUENCES = 2
 TOKENS = 96
@@ -120,8 +121,10 @@ class Learner:
         )
 
 
-async def push_by_calls(learner: Learner, urls: list[str], client: httpx.AsyncClient) -> None:
-    """Send every tensor in a call of its own, to all servers at once."""
+async def push_by_calls(
+    learner: Learner, urls: list[str], client: httpx.AsyncClient
+) -> dict[str, float]:
+    """Send every tensor in a call of its own, to all servers at once; return milliseconds."""
 
     async def tell(name: str, data: bytes = b"") -> None:
         for answer in await asyncio.gather(
@@ -129,12 +132,16 @@ async def push_by_calls(learner: Learner, urls: list[str], client: httpx.AsyncCl
         ):
             answer.raise_for_status()
 
-    # What `engine.weights` takes, but for a copy of all tensors: each call makes its own.
+    started = time.perf_counter()
+    # As `engine.weights` does, but for a copy of all tensors: each call makes its own.
     weights = await learner.run(learner.engine._collect)
+    gathered = time.perf_counter()
     await tell("begin")
     for name, tensor in weights.tensors.items():
         await tell(name, raw_bytes(tensor).tobytes())
     await tell("end")
+    ended = time.perf_counter()
+    return {"all": 1e3 * (ended - started), "pause": 1e3 * (ended - gathered)}
 
 
 async def push_by_publisher(
@@ -149,18 +156,17 @@ async def push_by_publisher(
         if min(held) >= report.policy_version:
             break
         await asyncio.sleep(POLL_S)
-    all_s = time.perf_counter() - started
+    canary_s = report.predict_s + report.score_s
     parts = {
-        "all": all_s,
+        "all": time.perf_counter() - started - canary_s,
         "gather": report.gather_s,
         "write, hash": report.write_s,
         "send, verify": report.fetch_s,
         "pause": report.pause_s,
-        "canary": report.predict_s + report.score_s,
+        "canary": canary_s,
     }
-    return {f"{name}, ms": 1e3 * value for name, value in parts.items()} | {
-        "sent, MB": (report.bytes_sent + publisher.transport.take_bytes_sent()) / 1e6
-    }
+    sent = report.bytes_sent + publisher.transport.take_bytes_sent()
+    return {name: 1e3 * value for name, value in parts.items()} | {"sent, MB": sent / 1e6}
 
 
 async def open_sides(
@@ -192,12 +198,12 @@ async def open_sides(
         runs[name] = await stack.enter_async_context(publisher), registry
     urls: list[str] = []
     for number in range(servers):
-        place = Place(
-            f"calls{number}", redis_url, str(weights), str(learner.model), transports, engine
+        name = f"calls{number}"
+        place = json.dumps([name, redis_url, str(weights), str(learner.model), transports, engine])
+        running = stack.enter_context(
+            process(sys.executable, "-m", "benchmarks.push_servers", place)
         )
-        command = [sys.executable, "-m", "benchmarks.push_servers", json.dumps(asdict(place))]
-        running = stack.enter_context(process(*command))
-        urls.append(await asyncio.to_thread(announced_url, weights, place.name, running))
+        urls.append(await asyncio.to_thread(announced_url, weights, name, running))
     async with asyncio.timeout(START_TIMEOUT_S):
         for _, registry in runs.values():
             while len(await registry.rollout_servers()) < servers:  # noqa: ASYNC110 - in Redis
@@ -205,17 +211,13 @@ async def open_sides(
     client = httpx.AsyncClient(transport=AiohttpTransport(), timeout=START_TIMEOUT_S)
     await stack.enter_async_context(client)
 
-    async def by_calls() -> dict[str, float]:
-        started = time.perf_counter()
-        await push_by_calls(learner, urls, client)
-        return {"all, ms": 1e3 * (time.perf_counter() - started)}
-
     async def by(name: str) -> dict[str, float]:
         if name == "http, delta":
             await learner.run(learner.train)
         return await push_by_publisher(learner, *runs[name], servers, engine)
 
-    return {CALLS: by_calls, **{name: partial(by, name) for name in TRANSPORTS}}
+    calls = partial(push_by_calls, learner, urls, client)
+    return {CALLS: calls, **{name: partial(by, name) for name in TRANSPORTS}}
 
 
 async def measure(learner: Learner, servers: int, engine: bool, rounds: int) -> list[Row]:
@@ -232,14 +234,13 @@ async def measure(learner: Learner, servers: int, engine: bool, rounds: int) -> 
 
         sides = {name: partial(side, push) for name, push in pushes.items()}
         found = await asyncio.to_thread(alternate, sides, rounds)
-    kind = "servers with vLLM" if engine else "servers"
     rows: list[Row] = []
-    for name, rounds_of in found.items():
-        ours, calls = ([one["all, ms"] for one in found[side]] for side in (name, CALLS))
-        row = {"servers": f"{servers} {kind}"} | compare(name, ours, calls, GOALS.get(name))
-        rows.append(
-            row | {part: statistics.median(one[part] for one in rounds_of) for part in rounds_of[0]}
-        )
+    for name, taken in found.items():
+        ours, calls = ([one["all"] for one in found[side]] for side in (name, CALLS))
+        parts = {key: statistics.median(one[key] for one in taken) for key in taken[0]}
+        row = {"servers": f"{servers} {'vLLM' if engine else 'copying'}"}
+        rows.append(row | compare(name, ours, calls, GOALS.get(name)) | parts)
+        del rows[-1]["all"]
     return rows
 
 
@@ -254,21 +255,17 @@ def measure_parts(learner: Learner, rounds: int) -> Row:
 
     with tempfile.TemporaryDirectory(dir=OUT) as text:
         path = Path(text) / "weights"
-        manifest = write_snapshot(Path(text) / "v1", "bench", 1, weights)
+        manifest = write_snapshot(path.parent / "v1", "bench", 1, weights)
         parts: dict[str, Callable[[], Any]] = {
             "gather": learner.engine.weights,
             "write": lambda: write_safetensors(path, weights),
             "hash": lambda: hash_chunks(path),
-            "write and hash in one pass, sync": lambda: write_snapshot(
-                Path(text) / "v1", "bench", 1, weights
-            ),
+            "write, hash and sync": lambda: write_snapshot(path.parent / "v1", "bench", 1, weights),
             "verify": lambda: verify_snapshot(manifest, layout, DTYPE),
-            "checksums of buckets": lambda: [
-                checksum(one) for one in buckets(safetensors_bytes(weights))
-            ],
+            "sums of buckets": lambda: list(map(checksum, buckets(safetensors_bytes(weights)))),
         }
         found = alternate({name: partial(timed, work) for name, work in parts.items()}, rounds)
-    return {f"{name}, ms": statistics.median(times) for name, times in found.items()}
+    return {name: statistics.median(times) for name, times in found.items()}
 
 
 def main() -> None:

@@ -1,8 +1,7 @@
 """Servers of the case push: a rollout server for each transport, and one that is sent tensors.
 
-push.py starts one process of these for every server it pushes to. Rollout servers are real but for
-their policy, which has no engine: it verifies a version and copies it. With `engine`, all of them
-have vLLM.
+push.py starts such a process for each server that it pushes to. They are real but for their policy:
+one without an engine, which verifies a version and copies it, or vLLM's.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +33,7 @@ from benchmarks.models import BASE
 from benchmarks.scale import END_ID, ScriptedPolicy, serve_together
 
 Take = Callable[[str, bytes], Awaitable[None]]
-CALLS = "a call for each tensor"
+"""Fills a tensor, which has a name; "begin" and "end" are told before the first, after the last."""
 MAX_CONTEXT = 192
 DTYPE = "bfloat16"
 
@@ -68,7 +66,7 @@ class CopyingPolicy(ScriptedPolicy):
                 tensor.copy_(file.get_tensor(name))
 
     async def take(self, name: str, data: bytes) -> None:
-        """Copy one tensor; there is nothing to begin or to end."""
+        """Copy one tensor."""
         if name in self._held:
             self._held[name].copy_(as_tensor(data, self._held[name].shape))
 
@@ -80,27 +78,21 @@ def as_tensor(data: bytes, shape: Any) -> Any:
     return torch.frombuffer(bytearray(data), dtype=torch.bfloat16).view(shape)
 
 
-def begin(worker: Any) -> None:
-    """Put back the parameters of an engine's worker as checkpoints fill them."""
-    from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
-
-    initialize_layerwise_reload(worker.get_model())
-
-
 def load(worker: Any, name: str, data: bytes, shape: list[int]) -> None:
-    """Fill one parameter of an engine's worker."""
-    worker.get_model().load_weights([(name, as_tensor(data, shape))])
+    """Fill one parameter in a process of an engine; before and after, all are laid out anew."""
+    from vllm.model_executor.model_loader import reload
 
-
-def end(worker: Any) -> None:
-    """Pack the parameters of an engine's worker."""
-    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
-
-    finalize_layerwise_reload(worker.get_model(), worker.model_config)
+    model = worker.get_model()
+    if name == "begin":
+        reload.initialize_layerwise_reload(model)
+    elif name == "end":
+        reload.finalize_layerwise_reload(model, worker.model_config)
+    else:
+        model.load_weights([(name, as_tensor(data, shape))])
 
 
 async def engine_taker(policy: Any, model: Path) -> Take:
-    """Start an engine, and return what fills its model: "begin", each tensor by its name, "end"."""
+    """Start an engine, and return what fills its model while it stands still."""
     shapes = read_model_layout(model, tied=False).shapes
     await policy.start()
     engine = policy.engine
@@ -108,18 +100,15 @@ async def engine_taker(policy: Any, model: Path) -> Take:
     async def take(name: str, data: bytes) -> None:
         if name == "begin":
             await engine.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
-            await engine.collective_rpc(begin)
-        elif name == "end":
-            await engine.collective_rpc(end)
+        await engine.collective_rpc(load, args=(name, data, list(shapes.get(name, ()))))
+        if name == "end":
             await engine.resume_generation()
-        else:
-            await engine.collective_rpc(load, args=(name, data, list(shapes[name])))
 
     return take
 
 
 async def serve_calls(take: Take, folder: Path, name: str) -> None:
-    """Serve `POST /tensors/NAME`, with what such a server has: FastAPI and uvicorn."""
+    """Serve `POST /tensors/NAME` as one would at first: with FastAPI and uvicorn, unguarded."""
     app, port = FastAPI(), free_port()
 
     @app.post("/tensors/{tensor}")
@@ -127,62 +116,47 @@ async def serve_calls(take: Take, folder: Path, name: str) -> None:
         await take(tensor, await request.body())
 
     write_announcement(folder, name, f"http://127.0.0.1:{port}")
-    await Server(Config(app, port=port, log_level="warning")).serve()
+    await Server(Config(app, port=port, log_level="error")).serve()
 
 
-@dataclass(frozen=True)
-class Place:
-    """What the servers of one process are told."""
+async def serve(
+    name: str, redis_url: str, folder: str, model: str, transports: dict[str, Any], engine: bool
+) -> None:
+    """Serve until this process is told to end.
 
-    name: str
-    redis_url: str
-    folder: str
-    model: str
-    transports: dict[str, str]
-    """Transport of each run id."""
-    engine: bool
-
-
-async def serve(place: Place) -> None:
-    """Serve until this process is told to end."""
-    model, folder = Path(place.model), Path(place.folder)
-    rollout = RolloutConfig(max_num_seqs=2, kv_cache_gib=0.25, max_concurrent=2)
-    table = ModelConfig(path=place.model, max_context=MAX_CONTEXT, dtype=DTYPE)
-    if place.engine:
+    Args:
+        name: Of the announcement of the server that is sent tensors.
+        redis_url: Of the runs.
+        folder: Of their weights.
+        model: Its folder.
+        transports: By the id of their runs.
+        engine: Whether each server has one.
+    """
+    env, rollout = EnvConfig(), RolloutConfig(max_concurrent=2, kv_cache_gib=0.25)
+    table = ModelConfig(path=model, max_context=MAX_CONTEXT, dtype=DTYPE)
+    make: Callable[[], Any] = partial(CopyingPolicy, Path(model))
+    if engine:
         from agent_r1.rollout.vllm.settings import VllmSettings, prepare_environment
 
         settings = VllmSettings(table, rollout, seed=0)
         prepare_environment(settings)
         from agent_r1.rollout.vllm.policy import VllmPolicy
 
-        make: Callable[[], Any] = partial(VllmPolicy, settings)
-        take = await engine_taker(make(), model)
-    else:
-        make = partial(CopyingPolicy, model)
-        take = make().take
-    chat = build_chat_format(EnvConfig(), str(BASE), (END_ID,), has_tools=False)
-    servers = [
-        (
-            make(),
-            RolloutSettings(
-                run=RunConfig(id=run_id),
-                model=table,
-                redis=RedisConfig(url=place.redis_url),
-                env=EnvConfig(),
-                rollout=rollout,
-                tools={},
-                weights_dir=folder,
-                transport=transport,  # pyright: ignore
-            ),
-        )
-        for run_id, transport in place.transports.items()
+        make = partial(VllmPolicy, settings)
+    take = await engine_taker(make(), Path(model)) if engine else make().take
+    common: dict[str, Any] = {"model": table, "env": env, "rollout": rollout, "tools": {}}
+    common |= {"redis": RedisConfig(url=redis_url), "weights_dir": Path(folder)}
+    runs = [
+        RolloutSettings(run=RunConfig(id=run_id), transport=transport, **common)
+        for run_id, transport in transports.items()
     ]
-    calls = asyncio.create_task(serve_calls(take, folder, place.name))
-    await serve_together(servers, chat)
+    chat = build_chat_format(env, str(BASE), (END_ID,), has_tools=False)
+    calls = asyncio.create_task(serve_calls(take, Path(folder), name))
+    await serve_together([(make(), run) for run in runs], chat)
     calls.cancel()
 
 
 if __name__ == "__main__":
     logging.disable(logging.WARNING)
-    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # for functions that its workers run
-    asyncio.run(serve(Place(**json.loads(sys.argv[1]))))
+    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # for the function that its processes run
+    asyncio.run(serve(*json.loads(sys.argv[1])))
