@@ -134,7 +134,7 @@ async def serve(
     """
     env, rollout = EnvConfig(), RolloutConfig(max_concurrent=2, kv_cache_gib=0.25)
     table = ModelConfig(path=model, max_context=MAX_CONTEXT, dtype=DTYPE)
-    make: Callable[[], Any] = partial(CopyingPolicy, Path(model))
+    make: Any = partial(CopyingPolicy, Path(model))
     if engine:
         from agent_r1.rollout.vllm.settings import VllmSettings, prepare_environment
 
