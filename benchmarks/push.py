@@ -257,7 +257,6 @@ def measure_parts(learner: Learner, rounds: int) -> Row:
         path = Path(text) / "weights"
         manifest = write_snapshot(path.parent / "v1", "bench", 1, weights)
         parts: dict[str, Callable[[], Any]] = {
-            "gather": learner.engine.weights,
             "write": lambda: write_safetensors(path, weights),
             "hash": lambda: hash_chunks(path),
             "write, hash and sync": lambda: write_snapshot(path.parent / "v1", "bench", 1, weights),
