@@ -117,6 +117,7 @@ async def test_the_best_candidate_is_kept_after_every_turn(chat: ChatFormat, end
     assert cost is not None
     # Two turns of three candidates; all answers are the same, so none of them is scored.
     assert (cost.calls, cost.scores, cost.scorer_tokens) == (6, 6, 6 * SCORER_TOKENS)
+    assert cost.places == 2
     assert cost.sampled_tokens == built.model.num_sampled > trajectory.num_action_tokens
     assert (cost.score, cost.replayed_calls) == (None, 0)
 
@@ -299,6 +300,26 @@ async def test_without_weight_nothing_is_scored_and_the_likeliest_is_taken(
         asked = asks("value_guided", candidates=2, beta=0.0, scorer=None)
         trajectory = await built.loop.run(asked)
     assert answer(trajectory) == "3"
+    assert trajectory.decoding is not None
+    assert (trajectory.decoding.scores, trajectory.decoding.places) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "places"),
+    [("value_guided", 2), ("beam", 1 + 2), ("majority", None), ("best_of_n", None)],
+)
+async def test_states_with_several_candidates_are_counted(
+    chat: ChatFormat, end_id: int, method: str, places: int | None
+):
+    # Steps 0 and 1 may follow, twice. A beam goes on from both, with two copies each.
+    options = {"keep": 4} if method == "beam" else {}
+    async with (
+        FakeToolServer(answer=stands) as server,
+        searching(chat, end_id, walking(2), worth({}), server) as built,
+    ):
+        trajectory = await built.loop.run(asks(method, candidates=2, **options))
+    assert trajectory.decoding is not None
+    assert trajectory.decoding.places == places
 
 
 async def test_whether_to_answer_the_model_alone_decides(chat: ChatFormat, end_id: int):
