@@ -19,7 +19,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent_r1.rollout.decoding.particles import Particle, resampled
+from agent_r1.rollout.decoding.particles import Particle, elected, resampled
 from agent_r1.rollout.decoding.scorer import BranchScorer, as_interaction
 from agent_r1.rollout.turns import AttemptFailedError, Branch, BranchState, Turns
 from agent_r1.runtime.tilting import Proposal, tilted
@@ -193,18 +193,12 @@ class Search:
         return probe
 
     async def _vote(self, particles: Sequence[Particle]) -> Branch:
-        """Return a branch whose answer counts most, where each is judged once as a whole."""
-        if len(particles) == 1:
-            return particles[0].branch
+        """Return a branch whose answer has the most votes; each is judged once as a whole."""
         paid = self._paid([particle.branch for particle in particles])
-        await self._score(paid)
-        logs = {
-            p.branch: math.log(p.copies) + p.log_weight + self._beta * self._scores.get(p.branch, 0)
-            for p in particles
-        }
-        ranked = sorted(paid, key=lambda branch: -logs[branch])
-        weights = [math.exp(logs[branch] - logs[ranked[0]]) for branch in ranked]
-        return ranked[most_frequent((branch.last.answer for branch in ranked), weights)]
+        if len(paid) > 1:
+            await self._score(paid)
+        voting = [particle for particle in particles if particle.branch in paid]
+        return elected(voting, self._scores, self._beta)
 
     # -- what turns are worth --------------------------------------------------------------------
 
