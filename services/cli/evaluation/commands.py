@@ -18,6 +18,8 @@ from agent_r1_proto.tasks import LEAST_TEMPERATURE, MOST_TEMPERATURE, DecodingMe
 __all__ = ["chat", "compare", "diagnose", "evaluate", "matrix", "table"]
 
 METHODS: tuple[Method, ...] = get_args(Method)
+LEAST_PROBABILITY = 1e-6
+"""Of `--decode-branch-below`; with 0, nothing would be searched."""
 CONTINUATIONS_HELP = (
     "in one turn of each interaction, continue M times after every candidate, and write into the "
     "result what each is worth; train-reward learns from it"
@@ -50,6 +52,9 @@ def evaluate_arguments(parser: argparse.ArgumentParser) -> None:
         "evaluation.temperature > 0 (default: 1)",
     )
     _add_decoding(parser)
+    parser.add_argument(
+        "--decode-continuations", type=integer(1), metavar="M", help=CONTINUATIONS_HELP
+    )
     parser.add_argument(
         "--decode-fit",
         type=number(LEAST_TEMPERATURE, MOST_TEMPERATURE),
@@ -90,7 +95,7 @@ def _add_decoding(command: argparse.ArgumentParser) -> None:
     )
     add(
         "--decode-branch-below",
-        type=number(0, 1),
+        type=number(LEAST_PROBABILITY, 1),
         metavar="P",
         help="sample candidates only where the greedy turn is less probable than this (default: "
         "everywhere)",
@@ -102,7 +107,6 @@ def _add_decoding(command: argparse.ArgumentParser) -> None:
         help="add this to the log-probability of a turn that calls nothing; below 0, only answers "
         "are taken that are likely (default: 0)",
     )
-    add("--decode-continuations", type=integer(0), metavar="M", help=CONTINUATIONS_HELP)
     add("--decode-keep", type=integer(1), metavar="B", help="branches that beam keeps (default: 4)")
     add(
         "--decode-lookahead",

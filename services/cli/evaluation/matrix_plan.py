@@ -152,6 +152,7 @@ class _Planner:
             entry.name: with_scorers(
                 with_policy(base, _located(entry.policy, base_folder)),
                 {name: _located(folder, base_folder) for name, folder in entry.scorers.items()},
+                "models.scorers.{}",
             )
             for entry in matrix.models
         }
