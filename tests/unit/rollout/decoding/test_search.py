@@ -313,7 +313,7 @@ async def test_states_with_several_candidates_are_counted(
     chat: ChatFormat, end_id: int, method: str, places: int | None
 ):
     # Steps 0 and 1 may follow, twice. A beam goes on from both, with two copies each.
-    options = {"keep": 4} if method == "beam" else {}
+    options: dict[str, Any] = {"keep": 4} if method == "beam" else {}
     async with (
         FakeToolServer(answer=stands) as server,
         searching(chat, end_id, walking(2), worth({}), server) as built,
