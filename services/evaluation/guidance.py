@@ -124,11 +124,14 @@ def guidance(places: Sequence[Place], temperature: float, width: int) -> Guidanc
     scored = _check(places)
     if not places:
         return Guidance(
-            **Setting(0, None, 0.0, 0.0)._asdict(),
-            **_signal_and_noise(places),
             places=0,
             auc=None,
+            delta=0.0,
+            sigma=0.0,
             temperature=temperature,
+            candidates=0,
+            beta=0.0,
+            branch_below=None,
             gain=(0.0, 0.0, 0.0),
         )
     widths = [0, *(2**i for i in range(1, 10) if 2**i < width), width]
