@@ -121,20 +121,20 @@ class Fit:
             found.append(guidance(places, temperature, self.decoding.candidates))
             meter.event(_shown(found[-1]))
         best = max(found, key=lambda one: (not one.why_not, one.gain[0]))
-        ways = list(self._others)
+        ways, search = list(self._others), None
         if not best.why_not:
             search = self._way("search", "the search", self._guided(best), best.temperature)
             ways.append(search)
         for way in ways:
             await ask_left(way.answers, served, meter)
         means = _mean_rewards(ways)
-        # Of equals the first, so a search has to be better.
+        # Of equals the first is taken, so a search has to be better than the others.
         taken = max(ways, key=lambda way: means[way.name])
         compared = ", ".join(f"{name} {mean:.3f}" for name, mean in means.items())
         reason = f"mean reward on the questions of the fit: {compared}"
         if best.why_not:
             reason = f"{best.why_not}; {reason}"
-        elif taken.name != "the search":
+        elif taken is not search:
             reason = f"as a whole, the search is not better; {reason}"
         return FittedSetting(
             decoding=taken.decoding,
