@@ -61,8 +61,8 @@ def evaluate_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="T",
         help="with --decode value_guided: measure how well the scorer tells candidates apart that "
-        "were sampled at these temperatures, compare the best search with greedy answers and votes, "
-        "and write what is best into the run folder",
+        "were sampled at these temperatures, compare the best search with greedy answers and "
+        "votes, and write what is best into the run folder",
     )
     out_help = "JSON-lines file to write"
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help=out_help)
