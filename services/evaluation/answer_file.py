@@ -170,7 +170,7 @@ class Answer(Message):
 
     @property
     def searched(self) -> float | None:
-        """Whether a search had a choice, as 1.0 or 0.0; None where nobody knows."""
+        """1.0 where a search had a choice, 0.0 where it had none; None where nobody counted."""
         return None if self.places is None else float(self.places > 0)
 
     @property

@@ -44,8 +44,8 @@ def matrix(arguments: argparse.Namespace) -> int:
     again = _again(arguments)
     cells, overwrite = plan.runnable(), arguments.overwrite
     if overwrite:
-        for why in plan.absent.values():
-            raise why
+        if plan.absent:
+            raise next(iter(plan.absent.values()))
         for cell in cells:
             cell.file.unlink(missing_ok=True)
     left = [cell for cell in cells if cell.read() is None]
