@@ -29,8 +29,8 @@ SPENDING = {
     "scorer_tokens": "scorer tokens",
     "discarded_calls": "discarded calls",
     "replayed_calls": "replayed calls",
-    "places": "places",
-    "searched": "searched",
+    "places": "states with a choice",
+    "searched": "questions searched",
 }
 """Numbers of a line that say what a search has cost, and whether it had a choice, and how they are
 shown."""

@@ -184,8 +184,8 @@ def test_how_many_questions_were_searched_is_shown():
         for number, places in enumerate((3, 0, 1, 1))
     ]
     _, line = summary_lines(summarise_answers(lines), ScoreNames((), ()))
-    assert "places 1.250" in line  # (3 + 0 + 1 + 1) / 4
-    assert "searched 0.750" in line
+    assert "states with a choice 1.250" in line  # (3 + 0 + 1 + 1) / 4
+    assert "questions searched 0.750" in line
     assert "sampled tokens" not in line
 
 
