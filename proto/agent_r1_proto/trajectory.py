@@ -199,6 +199,9 @@ class DecodingCost(Message):
     """Tokens that the scorer's model read and wrote; 0 of a scorer without one."""
     score: float | None = None
     """Score of the branch that was chosen; None with `majority`."""
+    places: Annotated[int | None, Field(ge=0, exclude_if=_is_none)] = None
+    """States in which a search turn by turn had at least two different candidates; None with other
+    methods."""
     probe: Annotated[Probe | None, Field(exclude_if=_is_none)] = None
     """What candidates of one turn are worth, where that was asked for and a turn had several."""
 

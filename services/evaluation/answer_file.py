@@ -145,6 +145,9 @@ class Answer(Message):
     """With `--decode`: tokens that the scorer's model read and wrote."""
     scores: int | None = None
     """With `--decode`: branches about which the scorer was asked."""
+    places: int | None = None
+    """With a search turn by turn: states in which it had at least two different candidates; None in
+    files of older versions."""
     discarded_calls: int | None = None
     """With `--decode`: calls that tools answered to branches that were not chosen."""
     replayed_calls: int | None = None
@@ -164,6 +167,11 @@ class Answer(Message):
         """Calls that a tool answered, by the tool's name."""
         calls = (call for turn in self.turns for call in turn.calls)
         return dict(Counter(call.tool for call in calls if call.status in ANSWERED))
+
+    @property
+    def searched(self) -> float | None:
+        """1.0 where a search had a choice, 0.0 where it had none; None where nobody counted."""
+        return None if self.places is None else float(self.places > 0)
 
     @property
     def key(self) -> Key:
@@ -238,6 +246,7 @@ def _of_trajectory(trajectory: Trajectory) -> dict[str, Any]:
             "sampled_tokens": cost.sampled_tokens,
             "scorer_tokens": cost.scorer_tokens,
             "scores": cost.scores,
+            "places": cost.places,
             "discarded_calls": cost.calls - kept,
             "replayed_calls": cost.replayed_calls,
             "place": None if cost.probe is None else _place(trajectory, cost.probe),

@@ -119,10 +119,21 @@ def guidance(places: Sequence[Place], temperature: float, width: int) -> Guidanc
         width: how many were sampled in each place.
 
     Raises:
-        ValueError: there is no place, some candidates have a value and others none, or a place has
-            no greedy one.
+        ValueError: some candidates have a value and others none, or a place has no greedy one.
     """
     scored = _check(places)
+    if not places:
+        return Guidance(
+            places=0,
+            auc=None,
+            delta=0.0,
+            sigma=0.0,
+            temperature=temperature,
+            candidates=0,
+            beta=0.0,
+            branch_below=None,
+            gain=(0.0, 0.0, 0.0),
+        )
     widths = [0, *(2**i for i in range(1, 10) if 2**i < width), width]
     grid = [Setting(*values) for values in product(widths, BRANCH_BELOW, BETAS, ANSWER_BIASES)]
     gains = np.array([_gains(place, widths) for place in places])
@@ -166,10 +177,6 @@ def _interval(gains: Gains) -> Interval:
 
 def _check(places: Sequence[Place]) -> bool:
     """Refuse places that cannot be measured; return whether they were scored."""
-    if not places:
-        raise ValueError(
-            "no state had several candidates; raise the temperature, or ask more questions"
-        )
     scored = {candidate.value is not None for place in places for candidate in place.candidates}
     if len(scored) > 1:
         raise ValueError("some candidates have no value; delete the file, and ask them again")

@@ -29,8 +29,11 @@ SPENDING = {
     "scorer_tokens": "scorer tokens",
     "discarded_calls": "discarded calls",
     "replayed_calls": "replayed calls",
+    "places": "states with a choice",
+    "searched": "questions searched",
 }
-"""Numbers of a line that say what a search has cost, and how they are shown."""
+"""Numbers of a line that say what a search has cost, and whether it had a choice, and how they are
+shown."""
 MEASURES = (
     *("em", "f1", "substring_match", "reward"),
     *("num_calls", "num_turns", "seconds", *SPENDING),
@@ -198,7 +201,8 @@ def summary_lines(sets: dict[str, SetSummary], names: ScoreNames) -> list[str]:
     for name, scores in sets.items():
         lines.append(_line(name, scores, names))
         if scores.measures["scorer_tokens"] is not None:
-            spent = [f"{of} {_number(scores.measures[key])}" for key, of in SPENDING.items()]
+            known = {of: scores.measures[key] for key, of in SPENDING.items()}
+            spent = [f"{of} {_number(mean)}" for of, mean in known.items() if mean is not None]
             lines.append(f"{'  cost of an answer':<24} {'  '.join(spent)}")
         lines += [_line(f"  {kind}", group, names) for kind, group in scores.types.items()]
         lines += [_line(f"  {hops} hops", group, names) for hops, group in scores.hops.items()]

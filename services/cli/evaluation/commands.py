@@ -18,6 +18,8 @@ from agent_r1_proto.tasks import LEAST_TEMPERATURE, MOST_TEMPERATURE, DecodingMe
 __all__ = ["chat", "compare", "diagnose", "evaluate", "matrix", "table"]
 
 METHODS: tuple[Method, ...] = get_args(Method)
+LEAST_PROBABILITY = 1e-6
+"""Of `--decode-branch-below`; with 0, nothing would be searched."""
 CONTINUATIONS_HELP = (
     "in one turn of each interaction, continue M times after every candidate, and write into the "
     "result what each is worth; train-reward learns from it"
@@ -51,12 +53,16 @@ def evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_decoding(parser)
     parser.add_argument(
+        "--decode-continuations", type=integer(1), metavar="M", help=CONTINUATIONS_HELP
+    )
+    parser.add_argument(
         "--decode-fit",
         type=number(LEAST_TEMPERATURE, MOST_TEMPERATURE),
         nargs="+",
         metavar="T",
         help="with --decode value_guided: measure how well the scorer tells candidates apart that "
-        "were sampled at these temperatures, and write the best setting into the run folder",
+        "were sampled at these temperatures, compare the best search with greedy answers and "
+        "votes, and write what is best into the run folder",
     )
     out_help = "JSON-lines file to write"
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help=out_help)
@@ -90,7 +96,7 @@ def _add_decoding(command: argparse.ArgumentParser) -> None:
     )
     add(
         "--decode-branch-below",
-        type=number(0, 1),
+        type=number(LEAST_PROBABILITY, 1),
         metavar="P",
         help="sample candidates only where the greedy turn is less probable than this (default: "
         "everywhere)",
@@ -102,7 +108,6 @@ def _add_decoding(command: argparse.ArgumentParser) -> None:
         help="add this to the log-probability of a turn that calls nothing; below 0, only answers "
         "are taken that are likely (default: 0)",
     )
-    add("--decode-continuations", type=integer(0), metavar="M", help=CONTINUATIONS_HELP)
     add("--decode-keep", type=integer(1), metavar="B", help="branches that beam keeps (default: 4)")
     add(
         "--decode-lookahead",

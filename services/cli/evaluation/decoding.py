@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from agent_r1.cli.policy import config_file_of
+from agent_r1.cli.policy import config_file_of, policy_model
 from agent_r1.config.run import Config, ConfigError
 from agent_r1.evaluation.guidance import Guidance
 from agent_r1.reward.components import ASKING
@@ -31,6 +32,8 @@ OPTIONS = (
     *("continuations", "max_calls", "scorer"),
 )
 """The fields of `Decoding` that options give: `--decode-branch-below`."""
+SERVER_KEY = "reward.servers.{}.path"
+"""Key that names the folder of a scorer's model."""
 BEAM_KEEPS = 4
 """Branches that `beam` keeps unless told otherwise. Two would never be drawn anew: their effective
 number is at least 1."""
@@ -53,7 +56,7 @@ def decoding_of(
     values = given_options(arguments)
     if method is None:
         if values:
-            raise ConfigError(f"--decode-{min(values).replace('_', '-')} needs --decode METHOD")
+            raise ConfigError(f"{_option(min(values))} needs --decode METHOD")
         return None
     if temperature == 0.0:
         raise ConfigError(
@@ -77,13 +80,19 @@ def checked_decoding(values: Mapping[str, Any]) -> Decoding:
         return Decoding.model_validate(values)
     except ValidationError as exc:
         first = exc.errors(include_url=False)[0]
-        where = f"--decode-{first['loc'][0]}: ".replace("_", "-") if first["loc"] else ""
+        where = f"{_option(str(first['loc'][0]))}: " if first["loc"] else ""
         raise ConfigError(f"{where}{first['msg'].removeprefix('Value error, ')}") from exc
+
+
+def _option(name: str) -> str:
+    """Return the option that gives a field of `Decoding`."""
+    return f"--decode-{name.replace('_', '-')}"
 
 
 def given_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of `Decoding` that options give."""
-    given = {name: getattr(arguments, f"decode_{name}") for name in OPTIONS}
+    # Not every command has every option.
+    given = {name: getattr(arguments, f"decode_{name}", None) for name in OPTIONS}
     calls = given["max_calls"]  # a number, or the name under which the task's payload has it
     given["max_calls"] = int(calls) if calls is not None and calls.isdecimal() else calls
     return {name: value for name, value in given.items() if value is not None}
@@ -99,8 +108,11 @@ class FittedSetting(Message):
     """That scores branches."""
     model: str | None
     """Folder of the model that the component asks; None: the configuration says."""
+    policy: str | None = None
+    """Folder of the model that was asked, below the run folder; None in files of before."""
     reason: str
-    """Why its scorer leads no search; "" where it does."""
+    """Ways to decode that were compared, and what speaks against a search; "" in files of before,
+    where nothing does."""
     measured: Guidance
     """Of the scorer."""
 
@@ -109,11 +121,10 @@ class FittedSetting(Message):
         """Say what is done, and why."""
         if self.decoding is None:
             return f"decoding greedily: {self.reason}"
-        if self.reason:
-            return f"decoding by {self.decoding.method}: {self.reason}"
         options = self.decoding.model_dump(mode="json", exclude={"method"}, exclude_none=True)
         told = ", ".join(f"{name} {value}" for name, value in options.items())
-        return f"decoding by {self.decoding.method}: {told}, temperature {self.temperature:g}"
+        shown = f"decoding by {self.decoding.method}: {told}, temperature {self.temperature:g}"
+        return f"{shown}; {self.reason}" if self.reason else shown
 
     def applied(self, config: Config) -> Config:
         """Return a configuration whose rewards ask the scorer, where one is needed.
@@ -129,7 +140,7 @@ class FittedSetting(Message):
                 f"{SNAPSHOT_FILE} any more; put it back, fit again with --decode-fit, or name an "
                 "option such as --decode-beta, so that what was fitted is not used"
             )
-        return with_scorers(config, {self.decoding.scorer: self.model})
+        return with_scorers(config, {self.decoding.scorer: self.model}, SERVER_KEY)
 
     def instead_of(self, key: str, temperature: float) -> str:
         """Return `shown`, and what is not used of what the user said.
@@ -145,28 +156,61 @@ class FittedSetting(Message):
 def fitted_setting(arguments: argparse.Namespace, policy: str) -> FittedSetting | None:
     """Return what was fitted for the run of a policy, where `--decode value_guided` says no more.
 
+    Where it says more, or nothing was fitted, that is printed.
+
     Raises:
-        ConfigError: the file cannot be read.
+        ConfigError: the file cannot be read, or is of another checkpoint.
     """
-    if arguments.decode != "value_guided" or given_options(arguments):
+    if arguments.decode != "value_guided":
         return None
-    return read_setting(policy)
+    given, file = given_options(arguments), setting_file(policy)
+    if not given:
+        found = read_setting(policy)
+        if found is None:
+            print(
+                f"no search was fitted for {policy}: the defaults of --decode value_guided count "
+                "(`agent-r1 evaluate --decode-fit` fits one to development questions)"
+            )
+        return found
+    if file is not None and file.is_file():
+        print(f"{file} is not used, because {_option(min(given))} is given: nothing of it counts")
+    return None
+
+
+def setting_file(policy: str) -> Path | None:
+    """Return where the fitted setting of a policy's run lies; None where it is of no run."""
+    run = config_file_of(policy)
+    return None if run is None else run.with_name(DECODING_FILE)
+
+
+def place_in_run(policy: str) -> str:
+    """Return the folder of a policy's model, as a path below its run folder."""
+    run = config_file_of(policy)
+    assert run is not None
+    return os.path.relpath(policy_model(policy), run.parent)
 
 
 def read_setting(policy: str) -> FittedSetting | None:
     """Return what was fitted for the run of a policy; None where nothing was.
 
     Raises:
-        ConfigError: the file cannot be read.
+        ConfigError: the file cannot be read, or is of another checkpoint.
     """
-    run = config_file_of(policy)
-    file = None if run is None else run.with_name(DECODING_FILE)
+    file = setting_file(policy)
     if file is None or not file.is_file():
         return None
     try:
-        return FittedSetting.model_validate_json(file.read_bytes())
+        found = FittedSetting.model_validate_json(file.read_bytes())
     except ValidationError as exc:
         raise ConfigError(f"{file} cannot be read ({exc}); fit it again with --decode-fit") from exc
+    asked = place_in_run(policy)
+    if found.policy not in (None, asked):
+        raise ConfigError(
+            f"{file} was fitted for {found.policy}, and the policy is {asked}; name that one, fit "
+            "again with --decode-fit, or give options such as --decode-beta 0, so that what was "
+            "fitted is not used"
+        )
+    return found
 
 
 def scorer_of(named: str | None, config: Config) -> str:
@@ -176,6 +220,7 @@ def scorer_of(named: str | None, config: Config) -> str:
         ConfigError: reward.components has none that can.
     """
     can = config.reward.branch_scorers()
+    known = [name for name in can if ":" not in name]  # code of one's own may need the payload
     found = named or next((name for name in can if name in ASKING), None)
     if found is None or found not in can:
         asked = (
@@ -184,8 +229,9 @@ def scorer_of(named: str | None, config: Config) -> str:
         raise ConfigError(
             "decoding needs a component that scores branches without knowing the answer, and "
             f"reward.components has {asked}; add reward_model with the table "
-            "[reward.servers.reward_model], or name another one (--decode-scorer): "
-            f"{', '.join(can) or 'there is none'}"
+            "[reward.servers.reward_model], or name another one that needs no payload "
+            "(--decode-scorer): "
+            f"{', '.join(known) or 'there is none'}"
         )
     return found
 
@@ -205,11 +251,16 @@ def check_tools(decoding: Decoding | None, specs: Mapping[str, ToolSpec]) -> Non
         )
 
 
-def with_scorers(config: Config, folders: Mapping[str, str]) -> Config:
+def with_scorers(config: Config, folders: Mapping[str, str], key: str) -> Config:
     """Return the configuration with components that ask models of these folders.
 
     A model is called by its component and a digest of its weights, so that a cell which was made
     with another one is known.
+
+    Args:
+        config: of the services.
+        folders: by component.
+        key: that named a folder, with {} for the component.
 
     Raises:
         ConfigError: a folder has no weights.
@@ -222,7 +273,7 @@ def with_scorers(config: Config, folders: Mapping[str, str]) -> Config:
         weights = Path(folder) / SNAPSHOT_FILE
         if not weights.is_file():
             raise ConfigError(
-                f"models.scorers.{name} ({folder}) has no {SNAPSHOT_FILE}; name a folder that "
+                f"{key.format(name)} ({folder}) has no {SNAPSHOT_FILE}; name a folder that "
                 "`agent-r1 export --critic` or `agent-r1 train-reward` wrote"
             )
         digest = hashlib.sha256(weights.read_bytes()).hexdigest()[:12]

@@ -56,8 +56,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
         from agent_r1.cli.evaluation.fit import fit
 
         return fit(arguments, config)
-    _check_attempts(arguments.attempts, config)
     config, decoding = with_decoding(config, arguments)
+    _check_attempts(arguments, config)
     specs = config_checks.check(config, "evaluate").specs
     check_tools(decoding, specs)
     if arguments.method == "naive_rag" and SEARCH_TOOL in specs:
@@ -145,11 +145,12 @@ def _with_policy(config: Config, method: str, policy: str | None) -> Config:
     )
 
 
-def _check_attempts(attempts: int, config: Config) -> None:
-    if attempts > 1 and config.evaluation.temperature == 0.0:
+def _check_attempts(arguments: argparse.Namespace, config: Config) -> None:
+    if arguments.attempts > 1 and config.evaluation.temperature == 0.0:
+        fitted = "leave --decode out, and " if arguments.decode else ""
         raise ConfigError(
-            f"--attempts ({attempts}) with evaluation.temperature 0 would get the same answer each "
-            "time; add --set evaluation.temperature=1"
+            f"--attempts ({arguments.attempts}) with evaluation.temperature 0 would get the same "
+            f"answer each time; {fitted}add --set evaluation.temperature=1"
         )
 
 

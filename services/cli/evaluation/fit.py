@@ -1,17 +1,21 @@
 """`agent-r1 evaluate --decode value_guided --decode-fit T ...`: whether a scorer may lead a search.
 
-Continues turns of development questions at each temperature, lets evaluation/guidance.py measure
-the scorer and fit the setting, and writes it into the run folder, where `evaluate` and `chat` find
-it. Where no search pays, the better of greedy answers and a vote is written instead.
+Continues turns of development questions at each temperature, and lets evaluation/guidance.py
+measure the scorer and fit the setting. Then the same questions are answered with that search,
+greedily, and by votes. The best of these is written into the run folder, where `evaluate` and
+`chat` find it.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from agent_r1.cli.declare import refuse_beside
 from agent_r1.cli.evaluation.asking import (
     Meter,
     ask_left,
@@ -21,16 +25,19 @@ from agent_r1.cli.evaluation.asking import (
 )
 from agent_r1.cli.evaluation.decoding import (
     DECODING_FILE,
+    SERVER_KEY,
     FittedSetting,
     check_tools,
     checked_decoding,
     given_options,
+    place_in_run,
     scorer_of,
     with_scorers,
 )
 from agent_r1.cli.policy import config_file_of
 from agent_r1.config import checks as config_checks
 from agent_r1.config.run import Config, ConfigError
+from agent_r1.evaluation.answer_file import Key
 from agent_r1.evaluation.guidance import Guidance, guidance
 from agent_r1.evaluation.main import EvaluationRun
 from agent_r1.runtime.exit_status import EXIT_INTERRUPTED
@@ -39,22 +46,40 @@ from agent_r1_proto.tasks import Decoding
 
 DEFAULTS: dict[str, Any] = {"candidates": 8, "lookahead": 0, "beta": 1.0, "continuations": 4}
 """How turns are proposed and continued while a scorer is measured."""
+LEAST_VOTES = 2
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to decode, and answers to the questions of a fit."""
+
+    name: str
+    decoding: Decoding | None
+    """None: greedily."""
+    temperature: float
+    answers: EvaluationRun
+
+    def rewards(self) -> dict[Key, float]:
+        """Return the reward of every answer that has one."""
+        answers = self.answers.file.answers.values()
+        return {answer.key: answer.reward for answer in answers if answer.reward is not None}
+
+    def sampled_tokens(self) -> int:
+        """Return what its answers cost together, in sampled tokens."""
+        return sum(answer.sampled_tokens or 0 for answer in self.answers.file.answers.values())
 
 
 class Fit:
     """Questions of `--decode-fit`, and the setting that their answers give."""
 
     def __init__(self, arguments: argparse.Namespace, config: Config) -> None:
-        if arguments.decode != "value_guided":
-            raise ConfigError(
-                "--decode-fit fits the method value_guided; add --decode value_guided"
-            )
-        if arguments.attempts != 1:
-            raise ConfigError(
-                f"--attempts ({arguments.attempts}) is nothing that --decode-fit takes, which asks "
-                "every question once; leave it out"
-            )
+        _refuse_unused(arguments, config)
         values = {"method": "value_guided", **DEFAULTS, **given_options(arguments)}
+        if values["candidates"] < LEAST_VOTES:
+            raise ConfigError(
+                f"--decode-candidates ({values['candidates']}) must be {LEAST_VOTES} or more with "
+                "--decode-fit, which compares the search with a vote of as many answers; raise it"
+            )
         if values["beta"] != 0.0:
             values["scorer"] = scorer_of(arguments.decode_scorer, config)
         self.decoding = checked_decoding(values)
@@ -62,18 +87,21 @@ class Fit:
         table = None if scorer is None else config.reward.servers.named().get(scorer)
         self._model = None if table is None or table.path is None else str(table.path)
         if scorer and self._model:  # values of other weights are not taken for those of these
-            config = with_scorers(config, {scorer: self._model})
+            config = with_scorers(config, {scorer: self._model}, SERVER_KEY)
         self._overwrite = arguments.overwrite
-        self.temperatures: list[float] = arguments.decode_fit
         self._config, self._out = config, arguments.out.resolve()
-        self._vote = Decoding(method="majority", candidates=self.decoding.candidates)
-        self._measured = {
-            t: self._evaluation(f"{t:g}", self.decoding, t) for t in self.temperatures
-        }
-        self._greedy = self._evaluation("greedy", None, 0.0)
-        self._votes = {
-            t: self._evaluation(f"majority-{t:g}", self._vote, t) for t in self.temperatures
-        }
+        temperatures: list[float] = arguments.decode_fit
+        self._measured = {t: self._evaluation(f"{t:g}", self.decoding, t) for t in temperatures}
+        vote = Decoding(
+            method="majority",
+            candidates=self.decoding.candidates,
+            max_calls=self.decoding.max_calls,
+        )
+        self._others = [self._way("greedy", "greedy answers", None, 0.0)]
+        self._others += [
+            self._way(f"majority-{t:g}", f"a vote at temperature {t:g}", vote, t)
+            for t in temperatures
+        ]
 
     def _evaluation(
         self, name: str, decoding: Decoding | None, temperature: float
@@ -83,6 +111,9 @@ class Fit:
         asked = questioning(config, "base_tool_call", 1, decoding)
         out = self._out.with_name(f"{self._out.stem}-{name}.jsonl")
         return open_evaluation(config, asked, out, overwrite=self._overwrite)
+
+    def _way(self, file: str, name: str, decoding: Decoding | None, temperature: float) -> Way:
+        return Way(name, decoding, temperature, self._evaluation(file, decoding, temperature))
 
     async def run(self, served: Config, meter: Meter) -> FittedSetting:
         """Ask services, and return the setting that is best."""
@@ -94,43 +125,63 @@ class Fit:
             found.append(guidance(places, temperature, self.decoding.candidates))
             meter.event(_shown(found[-1]))
         best = max(found, key=lambda one: (not one.why_not, one.gain[0]))
+        ways, search = list(self._others), None
         if not best.why_not:
-            return self._setting(best, self._guided(best), best.temperature)
-        greedy = await self._mean_reward("greedy", self._greedy, served, meter)
-        votes = {
-            t: await self._mean_reward(f"a vote at temperature {t:g}", evaluation, served, meter)
-            for t, evaluation in self._votes.items()
-        }
-        temperature = max(votes, key=votes.__getitem__)
-        if votes[temperature] > greedy:
-            return self._setting(best, self._vote, temperature)
-        return self._setting(best, None, 0.0)
-
-    async def _mean_reward(
-        self, name: str, evaluation: EvaluationRun, served: Config, meter: Meter
-    ) -> float:
-        await ask_left(evaluation, served, meter)
-        rewards = [a.reward for a in evaluation.file.answers.values() if a.reward is not None]
-        mean = fmean(rewards or [0.0])
-        meter.event(f"{name}: mean reward {mean:.3f}")
-        return mean
+            search = self._way("search", "the search", self._guided(best), best.temperature)
+            ways.append(search)
+        for way in ways:
+            await ask_left(way.answers, served, meter)
+        means = _mean_rewards(ways)
+        # Of equals the cheapest is taken: a search that only does as well as greedy answers is not.
+        taken = max(ways, key=lambda way: (means[way.name], -way.sampled_tokens()))
+        compared = ", ".join(f"{name} {mean:.3f}" for name, mean in means.items())
+        reason = f"mean reward on the questions of the fit: {compared}"
+        if best.why_not:
+            reason = f"{best.why_not}; {reason}"
+        elif taken is not search:
+            reason = f"as a whole, {taken.name} did better, or as well for less; {reason}"
+        return FittedSetting(
+            decoding=taken.decoding,
+            temperature=taken.temperature,
+            component=self.decoding.scorer,
+            model=self._model,
+            policy=place_in_run(self._config.model.policy),
+            reason=reason,
+            measured=best,
+        )
 
     def _guided(self, found: Guidance) -> Decoding:
         fitted = found.model_dump(include={"candidates", "beta", "branch_below", "answer_bias"})
         scorer = self.decoding.scorer if found.beta else None
         return self.decoding.model_copy(update={**fitted, "continuations": None, "scorer": scorer})
 
-    def _setting(
-        self, found: Guidance, decoding: Decoding | None, temperature: float
-    ) -> FittedSetting:
-        return FittedSetting(
-            decoding=decoding,
-            temperature=temperature,
-            component=self.decoding.scorer,
-            model=self._model,
-            reason=found.why_not,
-            measured=found,
+
+def _refuse_unused(arguments: argparse.Namespace, config: Config) -> None:
+    """Refuse what a fit would not take into account."""
+    if arguments.decode != "value_guided":
+        raise ConfigError("--decode-fit fits the method value_guided; add --decode value_guided")
+    temperature = config.evaluation.temperature
+    refuse_beside(
+        "--decode-fit",
+        {
+            f"--method {arguments.method}": arguments.method not in ("agent", "base_tool_call"),
+            f"--attempts {arguments.attempts}": arguments.attempts != 1,
+            f"evaluation.temperature = {temperature:g}": temperature != 0.0,
+            "--decode-branch-below": arguments.decode_branch_below,
+        },
+    )
+
+
+def _mean_rewards(ways: Sequence[Way]) -> dict[str, float]:
+    """Return the mean reward of each way, over the questions that all of them answered."""
+    rewards = {way.name: way.rewards() for way in ways}
+    shared = set[Key].intersection(*map(set, rewards.values()))
+    if not shared:
+        raise ValueError(
+            f"no question was answered by all of {', '.join(rewards)}; ask more questions, or see "
+            f"why they failed: {'; '.join(ways[-1].answers.failures()) or 'no failure is known'}"
         )
+    return {name: fmean(of[key] for key in sorted(shared)) for name, of in rewards.items()}
 
 
 def _shown(found: Guidance) -> str:

@@ -44,12 +44,17 @@ def matrix(arguments: argparse.Namespace) -> int:
     again = _again(arguments)
     cells, overwrite = plan.runnable(), arguments.overwrite
     if overwrite:
+        if plan.absent:
+            raise next(iter(plan.absent.values()))
         for cell in cells:
             cell.file.unlink(missing_ok=True)
     left = [cell for cell in cells if cell.read() is None]
+    for name, why in plan.absent.items():
+        print(f"the model {name} is not here, and its finished cells are taken as they are: {why}")
     for reason in dict.fromkeys(cell for cell in plan.cells.values() if isinstance(cell, str)):
         print(f"left out, {reason}")
-    print(f"{len(cells) - len(left)} of {len(cells)} cells are finished")
+    total = sum(not isinstance(cell, str) for cell in plan.cells.values())
+    print(f"{total - len(left)} of {total} cells are finished")
     groups: dict[tuple[str, ...], list[PlannedCell]] = {}
     for cell in left:
         groups.setdefault(cell.services, []).append(cell)
@@ -74,7 +79,7 @@ def _report(plan: MatrixPlan, again: str) -> int:
         name=plan.name,
         matrix=plan.asked,
         cells={
-            place: cell if isinstance(cell, str) else cell.read() or NOT_RUN
+            place: cell.read() or NOT_RUN if isinstance(cell, PlannedCell) else cell
             for place, cell in plan.cells.items()
         },
         command=again,

@@ -107,12 +107,18 @@ class PlannedCell:
         return cell
 
 
+Planned = PlannedCell | MatrixCell | str
+"""What is to be run, the numbers of a cell whose model is not here, or why nothing can be run."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class MatrixPlan(Plan[MatrixFile]):
     """Everything a matrix file asks for."""
 
-    cells: Mapping[CellKey, PlannedCell | str]
-    """In the order of the report; a text is why a cell cannot be run."""
+    cells: Mapping[CellKey, Planned]
+    """In the order of the report."""
+    absent: Mapping[str, ConfigError]
+    """Models that are not here, by name, and why."""
 
     def runnable(self) -> list[PlannedCell]:
         """Return the cells that can be run."""
@@ -128,7 +134,8 @@ def read_plan(file: Path, options: list[str], out: Path | None = None) -> Matrix
         out: folder for results and answers; None takes the file's `results`, and `runs/matrix`.
 
     Raises:
-        ConfigError: a key is unknown, a value not allowed, or a model not there.
+        ConfigError: a key is unknown, a value not allowed, or a model not there of which a cell is
+            not finished.
         SourceError: a record of a data set does not fit.
     """
     entries = {"models": ModelEntry, "decode": DecodeEntry, "comparisons": ComparisonEntry}
@@ -136,10 +143,11 @@ def read_plan(file: Path, options: list[str], out: Path | None = None) -> Matrix
     base_folder = file.resolve().parent
     base = load_config(base_folder / matrix.config, options).config
     use_plugins(base)
-    cells = matrix.results.with_name(f"{matrix.results.name}_cells")
-    where_to = places(matrix, file, MATRIX_FOLDER, cells, out)
+    cells_folder = matrix.results.with_name(f"{matrix.results.name}_cells")
+    where_to = places(matrix, file, MATRIX_FOLDER, cells_folder, out)
     planner = _Planner(matrix, base_folder, base, where_to["cells_folder"], where_to["folder"])
-    return MatrixPlan(asked=matrix, cells=dict(planner.cells()), **where_to)
+    cells = dict(planner.cells())
+    return MatrixPlan(asked=matrix, cells=cells, absent=planner.absent, **where_to)
 
 
 class _Planner:
@@ -148,17 +156,24 @@ class _Planner:
     ) -> None:
         self._matrix = matrix
         self._base_folder = base_folder
-        self._models = {
-            entry.name: with_scorers(
-                with_policy(base, _located(entry.policy, base_folder)),
-                {name: _located(folder, base_folder) for name, folder in entry.scorers.items()},
-            )
-            for entry in matrix.models
-        }
+        self._models: dict[str, Config] = {}
+        self.absent: dict[str, ConfigError] = {}
+        """Models that are not here: a finished cell of theirs is taken as it is."""
+        for entry in matrix.models:
+            try:
+                self._models[entry.name] = with_scorers(
+                    with_policy(base, _located(entry.policy, base_folder)),
+                    {name: _located(folder, base_folder) for name, folder in entry.scorers.items()},
+                    "models.scorers.{}",
+                )
+            except ConfigError as exc:
+                self.absent[entry.name] = exc
         self._base = base
         self._cells = cells
         self._folder = folder
-        self._decodings = {d.label: d.decoding(self._scorer_of) for d in matrix.decode}
+        self._decodings = {
+            entry.label: entry.decoding(self._scorer_of) for entry in matrix.decode if self._models
+        }
 
     def _scorer_of(self, named: str | None) -> str:
         """Return the component that scores branches of every model."""
@@ -170,13 +185,26 @@ class _Planner:
             )
         return scorer
 
-    def cells(self) -> Iterator[tuple[CellKey, PlannedCell | str]]:
+    def cells(self) -> Iterator[tuple[CellKey, Planned]]:
         yield from self._published() if self._matrix.sets else ()
         for (name, source), model, decode in product(
-            self._matrix.tasks.items(), self._models, self._matrix.decode
+            self._matrix.tasks.items(), self._matrix.models, self._matrix.decode
         ):
-            place = CellKey(model, name, AS_THEY_ARE, decode.label)
-            yield place, self._own_cell(place, decode, source)
+            place = CellKey(model.name, name, AS_THEY_ARE, decode.label)
+            yield place, self._kept(place) or self._own_cell(place, decode, source)
+
+    def _kept(self, place: CellKey) -> MatrixCell | None:
+        """Return the finished cell of a model that is not here; None where the model is.
+
+        Raises:
+            ConfigError: it is not finished.
+        """
+        if place.model not in self.absent:
+            return None
+        found = MatrixCell.read(self._cells / f"{place.name}.json")
+        if found is None:
+            raise self.absent[place.model]
+        return found
 
     def _own_cell(self, place: CellKey, decode: DecodeEntry, source: DataSource) -> PlannedCell:
         config = self._models[place.model]
@@ -190,7 +218,7 @@ class _Planner:
         settings = {**cell.settings, "max_questions": cell.questioning.max_questions}
         return replace(cell, settings=settings)
 
-    def _published(self) -> Iterator[tuple[CellKey, PlannedCell | str]]:
+    def _published(self) -> Iterator[tuple[CellKey, Planned]]:
         for name in SET_NAMES:
             family = DATA_SETS[name].family
             try:
@@ -201,12 +229,13 @@ class _Planner:
             for method in self._matrix.methods:
                 gap = missing or self._gap(method, family, specs)
                 tasks = Path() if gap else self._write_tasks(name, method, questions, specs)
-                for model, decode in product(self._models, self._matrix.decode):
-                    place = CellKey(model, name, method, decode.label)
+                for model, decode in product(self._matrix.models, self._matrix.decode):
+                    place = CellKey(model.name, name, method, decode.label)
                     if not gap and decode.method == "majority" and family is CODE:
                         yield place, "no majority: programs are not equal as texts"
                     else:
-                        yield place, gap or self._cell(place, method, decode, tasks)
+                        kept = gap or self._kept(place)
+                        yield place, kept or self._cell(place, method, decode, tasks)
 
     def _questions(self, name: SetName) -> list[Question]:
         source = self._matrix.sets.get(name)

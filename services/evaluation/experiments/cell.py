@@ -141,6 +141,9 @@ class MatrixCell(Cell):
     """Tokens that the scorer's model read and wrote for a question; None where none was asked."""
     scored_share: Rounded | None = None
     """Share of questions about which the scorer was asked: a turn without a rival is not scored."""
+    searched_share: Rounded | None = None
+    """Share of questions for which a search had at least two different candidates in some state;
+    None with other methods, and in cells of older versions."""
     candidates: int | None = None
     """Answers of a pool that were chosen from."""
     scores: dict[str, float] = {}
@@ -174,6 +177,7 @@ def measure(
     extra = None if family.extra is None else [a.components[family.extra] for a in scored]
     asked = [a.scorer_tokens for a in scored if a.scorer_tokens is not None]
     shares = [a.scores for a in scored if a.scores is not None]
+    searched = [a.searched for a in scored if a.searched is not None]
     return MatrixCell(
         settings=dict(settings),
         n=len(scored),
@@ -185,6 +189,7 @@ def measure(
         seconds=_mean([a.seconds or 0.0 for a in scored]),
         scorer_tokens=_mean(asked) if asked else None,
         scored_share=fmean(scores > 0 for scores in shares) if shares else None,
+        searched_share=fmean(searched) if searched else None,
         candidates=candidates,
         scores={a.id: a.components[family.component] for a in scored},
     )

@@ -281,7 +281,7 @@ class ComparisonEntry(StrictConfig):
     """Names under `[tasks]`; each is compared by itself."""
     goal: Literal["better", "not_worse"]
     """`better`: the difference is at least the margin, and its interval is above 0. `not_worse`: it
-    is not below the negative margin with an interval below 0."""
+    is not below the negative margin, and its interval is not wholly below 0."""
     margin: Annotated[float, Field(ge=0, le=1)]
     """Of the score."""
     greedy_between: tuple[float, float] | None = None
@@ -309,6 +309,8 @@ class MatrixFile(ExperimentFile):
     """How answers are found."""
     comparisons: list[ComparisonEntry] = []
     """Pairs of ways to find answers to `tasks`, compared question by question."""
+    remarks: str = ""
+    """Sentences for the report about the comparisons, such as which of them came later."""
 
     def pools(self, entry: DecodeEntry) -> bool:
         """Say whether an entry chooses from the pool."""

@@ -99,7 +99,7 @@ def reached(entry: ComparisonEntry, difference: Estimate) -> bool:
     """Say whether a difference is what was expected."""
     if entry.goal == "better":
         return difference.mean >= entry.margin and difference.low > 0
-    return difference.mean >= -entry.margin or difference.high >= 0
+    return difference.mean >= -entry.margin and difference.high >= 0
 
 
 def _row(model: str, pairs: Sequence[tuple[MatrixCell, MatrixCell]]) -> dict[str, Any]:

@@ -13,10 +13,7 @@ from agent_r1.evaluation.experiments.config import MatrixFile
 from agent_r1.evaluation.experiments.contrasts import compare
 from agent_r1.evaluation.experiments.data_sets import FAMILIES, OWN, Family, family_of, title_of
 from agent_r1.evaluation.experiments.drawing import Panel, Picture, Series
-from agent_r1.evaluation.experiments.report import (
-    render,
-    write_report,
-)
+from agent_r1.evaluation.experiments.report import render, write_report
 from agent_r1.evaluation.statistics import interval_record
 
 COSTS = {"tokens a question": "sampled_tokens", "seconds a question": "seconds"}
@@ -24,6 +21,8 @@ COMPARISON_COLUMNS = [
     *("model", "greedy", "first", "second", "difference"),
     *("answers chosen from", "tokens of first", "of second", "questions"),
 ]
+SHARES = {"scored": "scored_share", "searched": "searched_share"}
+"""Columns with shares of questions, and what cells call them."""
 EXTRA_TITLES = {"f1": "F1", "tests_passed": "tests passed"}
 PICTURE, CURVE = "", "_curves"
 """What follows the name of the results in those of the pictures' files."""
@@ -96,6 +95,7 @@ class MatrixResults:
                 for entry in self.matrix.comparisons
                 for name in entry.sets
             ],
+            "remarks": self.matrix.remarks.strip(),
             "picture": pictures.get(PICTURE),
             "curve": pictures.get(CURVE),
             "models": {entry.name: entry.policy for entry in self.matrix.models},
@@ -189,7 +189,7 @@ def report(found: Mapping[str, Any]) -> str:
     return render(
         "matrix.md.jinja",
         found,
-        scored=any(cell.get("scored_share") is not None for cell in found["cells"]),
+        shares={key for key in SHARES.values() if _any(key, found["cells"])},
         comparison_rows=[_comparison_rows(one) for one in found["comparisons"]],
         sets=[_set(name, members) for name, members in by_set.items()],
     )
@@ -198,7 +198,7 @@ def report(found: Mapping[str, Any]) -> str:
 def _comparison_rows(found: Mapping[str, Any]) -> list[list[str]]:
     rows = [COMPARISON_COLUMNS]
     for row in found["rows"]:
-        chosen = ", ".join("" if n is None else str(n) for n in row["candidates"])
+        chosen = ", ".join(str(n) for n in row["candidates"] if n is not None)
         tokens = [f"{value:.0f}" for value in row["tokens"]]
         mean, low, high = row["difference"]
         shown = [row["model"], _greedy(row["greedy"], found["greedy_between"])]
@@ -231,10 +231,10 @@ def _set(name: str, members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _cell_rows(name: str, members: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     family = family_of(name)
     asked = any(cell.get("scorer_tokens") for cell in members)
-    shares = any(cell.get("scored_share") is not None for cell in members)
+    shares = {title: key for title, key in SHARES.items() if _any(key, members)}
     extra = [] if family.extra is None else [EXTRA_TITLES[family.extra]]
-    scorer = [*(["scorer tokens"] if asked else []), *(["scored"] if shares else [])]
-    columns = ["model", "method", "decode", family.measure, *extra, "tokens", *scorer]
+    search = [*(["scorer tokens"] if asked else []), *shares]
+    columns = ["model", "method", "decode", family.measure, *extra, "tokens", *search]
     rows = [[*columns, "calls", "seconds", "questions"]]
     for cell in members:
         shown = [cell["model"], cell["method"], cell["decode"]]
@@ -245,13 +245,16 @@ def _cell_rows(name: str, members: Sequence[Mapping[str, Any]]) -> list[list[str
         shown.append(f"{cell['sampled_tokens'][0]:.0f}")
         if asked:
             shown.append(f"{cell['scorer_tokens'][0]:.0f}" if cell["scorer_tokens"] else "")
-        if shares:
-            share = cell["scored_share"]
-            shown.append("" if share is None else f"{share:.0%}")
+        found = [cell.get(key) for key in shares.values()]
+        shown += ["" if share is None else f"{share:.0%}" for share in found]
         failed = f" ({cell['failed']} failed)" if cell["failed"] else ""
         shown += [f"{cell['calls'][0]:.1f}", f"{cell['seconds'][0]:.2f}", f"{cell['n']}{failed}"]
         rows.append(shown)
     return rows
+
+
+def _any(key: str, cells: Sequence[Mapping[str, Any]]) -> bool:
+    return any(cell.get(key) is not None for cell in cells)
 
 
 def _interval(numbers: Sequence[float]) -> str:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agent_r1.rollout.turns import Branch
 from agent_r1.runtime.tilting import log_sum
+from agent_r1.text.reading import most_frequent
 
 RESAMPLE_BELOW = 0.5
 """All are drawn anew where their effective number falls below this share of them."""
@@ -70,6 +71,21 @@ def resampled(particles: Sequence[Particle], rng: random.Random) -> list[Particl
     counts = draw([log for _, log in children], keep, rng)
     drawn = zip(children, counts, strict=True)
     return [Particle(branch, count) for (branch, _), count in drawn if count]
+
+
+def elected(particles: Sequence[Particle], values: Mapping[Branch, float], beta: float) -> Branch:
+    """Return a branch whose answer has the most votes: copies times weight times exp(beta * value).
+
+    Args:
+        particles: that have ended, at least one.
+        values: of branches as a whole; one without a value counts as 0.
+        beta: weight of a value beside a log of a weight.
+    """
+    logs = [math.log(p.copies) + p.log_weight + beta * values.get(p.branch, 0.0) for p in particles]
+    ranked = sorted(range(len(particles)), key=lambda i: -logs[i])
+    branches = [particles[i].branch for i in ranked]
+    votes = [math.exp(logs[i] - max(logs)) for i in ranked]
+    return branches[most_frequent((branch.last.answer for branch in branches), votes)]
 
 
 def effective(logs: Sequence[float]) -> float:

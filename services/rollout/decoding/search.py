@@ -19,7 +19,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent_r1.rollout.decoding.particles import Particle, resampled
+from agent_r1.rollout.decoding.particles import Particle, elected, resampled
 from agent_r1.rollout.decoding.scorer import BranchScorer, as_interaction
 from agent_r1.rollout.turns import AttemptFailedError, Branch, BranchState, Turns
 from agent_r1.runtime.tilting import Proposal, tilted
@@ -61,7 +61,7 @@ class Search:
         self._greedy_logprob = 0.0
         """Of the turn that is remembered, as `branch_below` takes it."""
         self._num_places = 0
-        """Turns so far that had several candidates."""
+        """States so far that had several candidates."""
 
     async def run(self, first: Branch) -> tuple[Branch, DecodingCost]:
         """Return the branch that is chosen, at its end, and what the search has cost.
@@ -80,6 +80,7 @@ class Search:
             scores=self._num_scores,
             scorer_tokens=self._scorer_tokens,
             score=self._scores.get(chosen),
+            places=self._num_places if self.decoding.by_turn else None,
             probe=probe,
         )
 
@@ -106,8 +107,10 @@ class Search:
         while going := [particle for particle in kept if particle.branch.ended is None]:
             await self._propose(going)
             await self._weigh(going)
-            if self.decoding.continuations and len(going[0].candidates) > 1:
-                await self._remember(going[0])
+            places = [particle for particle in going if len(particle.candidates) > 1]
+            self._num_places += len(places)
+            if self.decoding.continuations and places:
+                await self._remember(places[0])
             kept = self._take(kept)
             if self.decoding.lookahead == 0:
                 await self._run_calls(self._admit([particle.branch for particle in kept]))
@@ -190,24 +193,17 @@ class Search:
         return probe
 
     async def _vote(self, particles: Sequence[Particle]) -> Branch:
-        """Return a branch whose answer counts most, where each is judged once as a whole."""
-        if len(particles) == 1:
-            return particles[0].branch
+        """Return a branch whose answer has the most votes; each is judged once as a whole."""
         paid = self._paid([particle.branch for particle in particles])
-        await self._score(paid)
-        logs = {
-            p.branch: math.log(p.copies) + p.log_weight + self._beta * self._scores.get(p.branch, 0)
-            for p in particles
-        }
-        ranked = sorted(paid, key=lambda branch: -logs[branch])
-        weights = [math.exp(logs[branch] - logs[ranked[0]]) for branch in ranked]
-        return ranked[most_frequent((branch.last.answer for branch in ranked), weights)]
+        if len(paid) > 1:
+            await self._score(paid)
+        voting = [particle for particle in particles if particle.branch in paid]
+        return elected(voting, self._scores, self._beta)
 
     # -- what turns are worth --------------------------------------------------------------------
 
     async def _remember(self, particle: Particle) -> None:
         """Keep the candidates of one of the turns that have several, each turn equally likely."""
-        self._num_places += 1
         if self._rng.random() * self._num_places >= 1.0:
             return
         spare = particle.sprout("?")

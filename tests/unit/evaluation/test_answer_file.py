@@ -107,12 +107,17 @@ def test_a_task_of_another_kind_has_components_and_no_exact_match():
 
 def test_a_line_holds_what_the_answer_has_cost():
     cost = DecodingCost(sampled_tokens=90, calls=7, replayed_calls=1, scores=6, scorer_tokens=400)
+    cost = cost.model_copy(update={"places": 2})
     line = make_answer(task(), result(task(), calls=CALLS, decoding=cost), "agent")
     # Of the three calls of the chosen branch, tools have answered two.
     assert (line.sampled_tokens, line.scorer_tokens, line.scores) == (90, 400, 6)
     assert (line.discarded_calls, line.replayed_calls) == (5, 1)
+    assert (line.places, line.searched) == (2, 1.0)
+    alone = result(task(), decoding=cost.model_copy(update={"places": 0}))
+    assert make_answer(task(), alone, "agent").searched == 0.0
     plain = make_answer(task(), result(task(), calls=CALLS), "agent")
     assert (plain.sampled_tokens, plain.scorer_tokens, plain.discarded_calls) == (3, None, None)
+    assert (plain.places, plain.searched) == (None, None)
 
 
 @pytest.mark.parametrize("missing", [True, False])

@@ -188,6 +188,33 @@ def test_a_scorer_that_knows_nothing_leads_no_search(seed: int):
     assert "more than greedy ones" in found.why_not
 
 
+@pytest.mark.parametrize(("better", "beta"), [(3, 0.0), (20, 2.0)])
+def test_a_scorer_leads_only_where_what_it_adds_is_no_chance(better: int, beta: float):
+    # It is always right, but nearly always the greedy turn is the better one too. With 3 states of
+    # 100 where it is not, a resample has none of them in 0.97^100 = 4.8 %: the interval reaches 0.
+    agreed = pair(0.9, 0.1, other=0.0, greedy=1.0)
+    found = guidance([pair(0.2, 0.8)] * better + [agreed] * (100 - better), 1.0, 4)
+    assert (found.auc, found.beta) == (1.0, beta)
+    assert found.lead[0] == pytest.approx(better / 100)
+    assert (found.lead[1] > 0.0) == (found.why_unled == "") == (beta > 0.0)
+    assert beta or found.why_unled.startswith("the scorer adds +0.030 [+0.000,")
+
+
+def test_the_gain_is_that_of_settings_chosen_on_other_states():
+    # Answers come too early in every other state and are right in the rest, so a bias against them
+    # gains 1 here and loses 1 there. Chosen on the states where it gains, it is measured on those
+    # where it loses; the others are measured without it.
+    def state(answer: float, call: float) -> Place:
+        return place(
+            candidate(None, [answer] * 2, share=0.6, greedy=True, calls=False),
+            candidate(None, [call] * 2, share=0.2, sample=1),
+        )
+
+    found = guidance([state(0.0, 1.0), state(1.0, 0.0)] * 60, 1.0, 4)
+    assert found.gain[0] == -0.5
+    assert "worth -0.500 [" in found.why_not
+
+
 def test_too_few_states_decide_nothing():
     found = guidance([pair(0.2, 0.8)] * 99, 1.0, 4)
     assert found.gain[0] == 1.0
@@ -205,7 +232,6 @@ def test_a_scorer_that_is_right_but_changes_nothing_leads_no_search():
 @pytest.mark.parametrize(
     ("places", "message"),
     [
-        ([], "no state had several candidates; raise the temperature"),
         (
             [pair(0.2, 0.8), place(candidate(None, [1.0], greedy=True))],
             "some candidates have no value",
@@ -228,6 +254,12 @@ def test_without_a_scorer_only_patience_is_fitted():
     assert (found.beta, found.answer_bias, found.candidates) == (0.0, -1.5, 4)
     assert (found.auc, found.why_unled, found.why_not) == (None, "no scorer was asked", "")
     assert (found.gain, found.lead) == ((1.0, 1.0, 1.0), (0.0, 0.0, 0.0))
+
+
+def test_without_a_state_nothing_is_searched():
+    found = guidance([], 1.0, 4)
+    assert (found.candidates, found.beta, found.gain) == (0, 0.0, (0.0, 0.0, 0.0))
+    assert found.why_not == "0 states had several candidates, and 100 are needed"
 
 
 def test_guidance_is_written_and_read_again():

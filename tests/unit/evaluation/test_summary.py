@@ -170,11 +170,23 @@ def test_what_answers_have_cost_is_averaged_and_shown_of_a_search():
     )
     for said in (*shown, "replayed calls 0.500"):
         assert said in line
+    assert "searched" not in line  # nobody counted
     plain = summarise_answers([answer("1", sampled_tokens=100)])
     assert mean(plain["s"].measures["sampled_tokens"]) == 100.0
     assert plain["s"].measures["scorer_tokens"] is None
     (alone,) = summary_lines(plain, ScoreNames((), ()))
     assert "tokens" not in alone
+
+
+def test_how_many_questions_were_searched_is_shown():
+    lines = [
+        answer(str(number), scorer_tokens=0, places=places)
+        for number, places in enumerate((3, 0, 1, 1))
+    ]
+    _, line = summary_lines(summarise_answers(lines), ScoreNames((), ()))
+    assert "states with a choice 1.250" in line  # (3 + 0 + 1 + 1) / 4
+    assert "questions searched 0.750" in line
+    assert "sampled tokens" not in line
 
 
 def test_the_order_of_the_lines_does_not_matter():

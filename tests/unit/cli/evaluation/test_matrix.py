@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,16 @@ from typing import Any
 import pytest
 
 from agent_r1.cli import main as cli
+from agent_r1.cli.evaluation.decoding import FittedSetting
 from agent_r1.cli.evaluation.matrix_plan import MatrixPlan, PlannedCell, read_plan
 from agent_r1.config.run import Config, ConfigError, read_written_config, write_config
+from agent_r1.evaluation.answer_file import CallLine, TurnLine
 from agent_r1.evaluation.experiments.config import METHODS
+from agent_r1.evaluation.guidance import guidance
 from agent_r1.evaluation.main import EvaluationRun
 from agent_r1.launch import local_client
 from agent_r1.runtime.evaluation_client import ATTEMPT
+from agent_r1_proto.tasks import Decoding
 from tests.support.config_scene import RUN_TOML, load_nothing, write_scene
 from tests.unit.evaluation.lines import answer
 
@@ -49,6 +54,7 @@ candidates = 2
 temperature = 0.7
 """
 MODEL = '[[models]]\nname = "zero-shot"\npolicy = "model"'
+CALL = CallLine(tool="search", status="ok")
 Client = Callable[[Config], Coroutine[Any, Any, None]]
 
 
@@ -202,6 +208,7 @@ class FakeServices:
         self.stop_after = 999
         self.failing: set[str] = set()
         self.scores: Callable[[int], dict[str, float]] = lambda attempt: {}
+        self.calls: Callable[[Decoding | None], int] = lambda decoding: 0
         monkeypatch.setattr(local_client, "run_client", self.run_client)
         monkeypatch.setattr(EvaluationRun, "ask", lambda evaluation, **_: self.ask(evaluation))
 
@@ -213,6 +220,7 @@ class FakeServices:
             raise KeyboardInterrupt from exc
 
     def ask(self, evaluation: EvaluationRun) -> None:
+        questioning = evaluation._questioning
         for task in evaluation.left:
             if len(self.asked) == self.stop_after:
                 raise StoppedError
@@ -229,6 +237,7 @@ class FakeServices:
                 sampled_tokens=7,
                 seconds=0.5,
                 failed=failed,
+                turns=[TurnLine(text="", calls=[CALL] * self.calls(questioning.decoding))],
             )
             evaluation.file.append(line)
 
@@ -495,3 +504,112 @@ def test_a_mistake_about_tasks_or_the_pool_is_named(own: Path, old: str, new: st
     assert old in OWN_TOML
     with pytest.raises(ConfigError, match=message):
         plan_of(own, OWN_TOML.replace(old, new))
+
+
+# --- what was fitted, equal calls, and cells without their model ----------------------------------
+
+FITTED_TOML = """
+config = "run.toml"
+results = "results/own"
+pool = 4
+
+[tasks]
+held_out = "held_out.jsonl"
+
+[[models]]
+name = "trained"
+policy = "run"
+scorers = { critic = "critic" }
+
+[[decode]]
+method = "greedy"
+
+[[decode]]
+method = "fitted"
+name = "guided"
+
+[[decode]]
+method = "majority"
+name = "vote"
+candidates = 2
+calls_of = "guided"
+"""
+
+
+@pytest.fixture
+def fitted(own: Path) -> Path:
+    run = own / "run"
+    shutil.copytree(own / "model", run / "checkpoints" / "step_000001" / "model")
+    (run / "config.json").write_text(json.dumps({"run": {}, "model": {}, "learner": {}}))
+    (own / "matrix.toml").write_text(FITTED_TOML)
+    write_setting(own, Decoding(method="value_guided", candidates=3, beta=2.0, scorer="critic"))
+    return own
+
+
+def write_setting(own: Path, decoding: Decoding | None) -> None:
+    setting = FittedSetting(
+        decoding=decoding,
+        temperature=0.0 if decoding is None else 0.5,
+        component="critic",
+        model=str(own / "critic"),
+        reason="",
+        measured=guidance([], 0.5, 4),
+    )
+    (own / "run" / "decoding.json").write_text(setting.model_dump_json())
+
+
+def test_what_was_fitted_for_a_models_run_is_asked_for(fitted: Path):
+    guided = planned(plan_of(fitted, FITTED_TOML))["held_out-trained-as_they_are-guided"]
+    assert guided.questioning.decoding is not None
+    assert (guided.questioning.decoding.beta, guided.questioning.temperature) == (2.0, 0.5)
+    assert guided.settings["decoding.candidates"] == 3
+    write_setting(fitted, None)
+    greedily = planned(plan_of(fitted, FITTED_TOML))["held_out-trained-as_they_are-guided"]
+    assert (greedily.questioning.decoding, greedily.questioning.temperature) == (None, 0.0)
+
+
+def test_what_was_not_fitted_or_lacks_its_scorer_is_named(fitted: Path):
+    without = FITTED_TOML.replace('scorers = { critic = "critic" }', "")
+    with pytest.raises(ConfigError, match="has no such scorer; add it to its scorers: critic = "):
+        plan_of(fitted, without)
+    (fitted / "run" / "decoding.json").unlink()
+    with pytest.raises(ConfigError, match="nothing was fitted for run; fit it with `agent-r1"):
+        plan_of(fitted, FITTED_TOML)
+
+
+def test_as_many_answers_are_chosen_from_as_make_the_calls_of_a_search(
+    fitted: Path, services: FakeServices
+):
+    # An answer makes one call, and the search three: of the pool's four, three answers make as
+    # many. By tokens, of which each takes seven, two would do.
+    services.calls = lambda decoding: 1 if decoding is None else 3
+    services.scores = lambda attempt: {"critic": 0.0}
+    assert run(fitted) == 0
+    found = json.loads((fitted / "out" / "own.json").read_text())
+    cells = {cell["decode"]: cell for cell in found["cells"]}
+    assert (cells["guided"]["calls"][0], cells["vote"]["calls"][0]) == (3.0, 3.0)
+    assert cells["vote"]["candidates"] == 3
+    assert cells["vote"]["settings"]["pool.calls_of"] == "held_out-trained-as_they_are-guided"
+
+
+def test_finished_cells_are_reported_where_their_model_is_not(
+    fitted: Path, services: FakeServices, capsys: pytest.CaptureFixture[str]
+):
+    services.scores = lambda attempt: {"critic": 0.0}
+    assert run(fitted) == 0
+    written = (fitted / "out" / "own.json").read_text()
+    shutil.rmtree(fitted / "run")
+    (fitted / "critic" / "model.safetensors").unlink()
+    (fitted / "held_out.jsonl").unlink()
+    capsys.readouterr()
+    assert run(fitted) == 0
+    said = capsys.readouterr().out
+    assert "the model trained is not here" in said
+    assert "3 of 3 cells are finished" in said
+    assert json.loads((fitted / "out" / "own.json").read_text()) == json.loads(written)
+    assert len(services.starts) == 1
+    assert run(fitted, "--overwrite") == 2
+    assert "MODEL_OR_RUN" in capsys.readouterr().err
+    (fitted / "out" / "own_cells" / "held_out-trained-as_they_are-vote.json").unlink()
+    assert run(fitted) == 2
+    assert "MODEL_OR_RUN" in capsys.readouterr().err

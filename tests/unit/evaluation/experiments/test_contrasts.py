@@ -104,8 +104,9 @@ def test_a_comparison_without_a_cell_says_which():
         ("better", 0.05, (0.06, 0.01, 0.1), True),
         ("better", 0.05, (0.06, -0.01, 0.1), False),
         ("better", 0.05, (0.04, 0.01, 0.1), False),
-        ("not_worse", 0.03, (-0.02, -0.04, -0.01), True),
-        ("not_worse", 0.03, (-0.04, -0.09, 0.01), True),
+        ("not_worse", 0.03, (-0.02, -0.04, 0.01), True),
+        ("not_worse", 0.03, (-0.02, -0.04, -0.01), False),
+        ("not_worse", 0.03, (-0.04, -0.09, 0.01), False),
         ("not_worse", 0.03, (-0.04, -0.09, -0.01), False),
     ],
 )

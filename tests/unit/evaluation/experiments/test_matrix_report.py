@@ -13,16 +13,19 @@ import pytest
 
 from agent_r1.evaluation.answer_file import CallLine, TurnLine, differences
 from agent_r1.evaluation.experiments.cell import MatrixCell, check_settings, measure
-from agent_r1.evaluation.experiments.config import MatrixFile
+from agent_r1.evaluation.experiments.config import ComparisonEntry, MatrixFile
+from agent_r1.evaluation.experiments.contrasts import compare
 from agent_r1.evaluation.experiments.data_sets import CODE, MATHS, MULTIHOP
 from agent_r1.evaluation.experiments.matrix_report import (
     CellKey,
     MatrixResults,
+    finished,
     report,
     trade_off,
 )
 from tests.unit.evaluation.lines import answer
 
+ROOT = Path(__file__).resolve().parents[4]
 CALLS = [
     CallLine(tool="search", status="ok"),
     CallLine(tool="search", status="error"),
@@ -122,7 +125,7 @@ def test_a_search_is_told_from_one_that_had_nothing_to_choose_from(tmp_path: Pat
     right = {"math_equal": 1.0}
     asked = [
         # A scorer that remembers its answer to an equal question takes no tokens for it.
-        answer(str(number), components=right, scorer_tokens=tokens, scores=scores)
+        answer(str(number), components=right, scorer_tokens=tokens, scores=scores, places=1)
         for number, (tokens, scores) in enumerate(((9, 2), (0, 0), (0, 1), (9, 4)))
     ]
     plain_ones = [answer("1", components=right)]
@@ -130,11 +133,32 @@ def test_a_search_is_told_from_one_that_had_nothing_to_choose_from(tmp_path: Pat
     assert (searched.scored_share, plain.scored_share) == (0.75, None)  # three of four
     place = CellKey("base", "math500", "react", "guided")
     (file, *_) = results(cells={place: searched}).write(tmp_path / "guided")
-    assert "| tokens | scorer tokens | scored | calls |" in file.read_text()
-    assert "| 4 | 75% |" in file.read_text()  # (9 + 0 + 0 + 9) / 4 tokens, rounded to even
+    assert "| tokens | scorer tokens | scored | searched | calls |" in file.read_text()
+    assert "| 4 | 75% | 100% |" in file.read_text()  # (9 + 0 + 0 + 9) / 4 tokens, rounded to even
     (file, *_) = results(cells={place: plain}).write(tmp_path / "plain")
-    assert "the scorer was asked" not in file.read_text()
+    assert "a scorer was asked" not in file.read_text()
+    assert "had at least two" not in file.read_text()
     assert "| tokens | calls |" in file.read_text()
+
+
+def test_a_search_without_a_scorer_says_of_how_many_questions_it_searched(tmp_path: Path):
+    right = {"math_equal": 1.0}
+    asked = [
+        answer(str(number), components=right, scorer_tokens=0, scores=0, places=places)
+        for number, places in enumerate((3, 0, 1, 1))
+    ]
+    searched = measure(asked, MATHS, SETTINGS)
+    assert (searched.scored_share, searched.searched_share) == (0.0, 0.75)  # three of four
+    older = searched.model_copy(update={"searched_share": None})  # which did not count
+    cells = {
+        CellKey("base", "math500", "react", "new"): searched,
+        CellKey("base", "math500", "react", "old"): older,
+    }
+    (file, *_) = results(cells=cells).write(tmp_path / "guided")
+    assert "| tokens | scorer tokens | scored | searched | calls |" in file.read_text()
+    assert "| 0 | 0% | 75% | 0.0 |" in file.read_text()
+    assert "| 0 | 0% |  | 0.0 |" in file.read_text()
+    assert "at least two different candidates" in file.read_text()
 
 
 def test_the_report_has_a_table_for_each_set_and_says_what_is_missing(tmp_path: Path):
@@ -234,3 +258,54 @@ def test_cells_of_an_older_version_are_shown_and_said_not_to_be_paired(tmp_path:
     cells[places["greedy"]] = known
     files = results(cells, **said).write(tmp_path / "small")
     assert "older version" not in files[0].read_text()
+
+
+def test_a_comparison_says_from_how_many_answers_was_chosen_where_any_were(tmp_path: Path):
+    said = {
+        "decode": [{"method": "greedy"}, {"method": "majority"}, {"method": "fitted"}],
+        "models": [{"name": name, "policy": f"owner/{name}"} for name in ("a", "b")],
+        "comparisons": [
+            {"first": first, "second": "fitted", "name": first, "goal": "better", "margin": 0.1}
+            | {"sets": ["own"]}
+            for first in ("greedy", "majority_4")
+        ],
+        "remarks": "The second comparison came later.",
+    }
+    known = cell(0.5, extra=None, scores={"a": 1.0, "b": 0.0})
+    voted = known.model_copy(update={"candidates": 3})
+    ways = {"greedy": known, "majority_4": voted, "fitted": known}
+    cells = {
+        CellKey(model, "own", "as_they_are", way): of
+        for model in ("a", "b")
+        for way, of in ways.items()
+    }
+    (file, *_) = results(cells, **said).write(tmp_path / "small")
+    of_all = [line for line in file.read_text().splitlines() if line.startswith("| all models")]
+    difference = "+0.000 [+0.000, +0.000]"
+    assert of_all == [
+        f"| all models |  | 0.500 | 0.500 | {difference} | {chosen} | 10 | 10 | 2 |"
+        for chosen in ("", "3, 3")
+    ]
+    assert "The second comparison came later." in file.read_text()
+
+
+MATRICES = [
+    file
+    for file in sorted((ROOT / "docs" / "results").rglob("*.json"))
+    if "comparisons" in json.loads(file.read_text())
+]
+
+
+@pytest.mark.parametrize("file", MATRICES, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_a_committed_page_is_what_its_cells_give(file: Path):
+    found = json.loads(file.read_text())
+    assert report(found) == file.with_suffix(".md").read_text()
+    cells: dict[CellKey, MatrixCell | str] = {}
+    for one in found["cells"]:
+        key = CellKey(*(one[name] for name in ("model", "set", "method", "decode")))
+        committed = file.with_name(f"{file.stem}_cells") / f"{key.name}.json"
+        cells[key] = MatrixCell.read(committed) or one["missing"]
+    for one in found["comparisons"]:
+        entry = {name: one[name] for name in ComparisonEntry.model_fields if name in one}
+        again = ComparisonEntry.model_validate({**entry, "sets": [one["set"]]})
+        assert compare(again, one["set"], finished(cells, one["set"])) == one

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from agent_r1.rollout.decoding.particles import Particle, draw, effective, resampled
+from agent_r1.rollout.decoding.particles import Particle, draw, effective, elected, resampled
 from agent_r1.runtime.tilting import Proposal, log_sum, tilted
 
 
@@ -105,3 +106,46 @@ def test_all_are_drawn_anew_where_few_carry_the_weight():
     assert sum(p.copies for p in found) == 4
     assert sum(p.copies for p in found if p.branch in ("h0", "h1")) >= 3
     assert {p.log_weight for p in found} == {0.0}
+
+
+class Ended:
+    """A branch with an answer."""
+
+    def __init__(self, answer: str) -> None:
+        self.last = SimpleNamespace(answer=answer)
+
+
+def saying(answer: str, **changes: Any) -> Any:
+    return particle(Ended(answer), **changes)
+
+
+@pytest.mark.parametrize(
+    ("others", "rivals", "value", "beta"),
+    [
+        # Of one copy each, "a" and "b" tie, and the first is elected; so what "b" has more decides.
+        ({}, {"copies": 2}, 0.0, 1.0),
+        ({}, {"log_weight": 0.1}, 0.0, 1.0),
+        ({}, {}, 0.1, 1.0),
+        # exp(1 * 0.5) = 1.65 is less than 2, and exp(2 * 0.5) = 2.72 is more.
+        ({"copies": 2}, {}, 0.5, 2.0),
+        # log 3 = 1.0986.
+        ({"log_weight": 1.09}, {"copies": 3}, 0.0, 1.0),
+    ],
+)
+def test_copies_weights_and_values_vote(
+    others: dict[str, Any], rivals: dict[str, Any], value: float, beta: float
+):
+    first, second = saying("a", **others), saying("b", **rivals)
+    assert elected([first, second], {second.branch: value}, beta) is second.branch
+
+
+def test_too_little_of_each_elects_nobody_else():
+    heavy = saying("a", copies=2)
+    for rival, value in ((saying("b", log_weight=0.69), 0.0), (saying("b"), 0.69)):
+        assert elected([heavy, rival], {rival.branch: value}, 1.0) is heavy.branch
+
+
+def test_votes_for_one_answer_add_up_and_its_heaviest_branch_is_taken():
+    # 1 + 1.5 against 2.
+    branches = [saying("a"), saying("b", copies=2), saying("A", log_weight=math.log(1.5))]
+    assert elected(branches, {}, 1.0) is branches[2].branch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -117,6 +118,7 @@ async def test_the_best_candidate_is_kept_after_every_turn(chat: ChatFormat, end
     assert cost is not None
     # Two turns of three candidates; all answers are the same, so none of them is scored.
     assert (cost.calls, cost.scores, cost.scorer_tokens) == (6, 6, 6 * SCORER_TOKENS)
+    assert cost.places == 2
     assert cost.sampled_tokens == built.model.num_sampled > trajectory.num_action_tokens
     assert (cost.score, cost.replayed_calls) == (None, 0)
 
@@ -299,6 +301,26 @@ async def test_without_weight_nothing_is_scored_and_the_likeliest_is_taken(
         asked = asks("value_guided", candidates=2, beta=0.0, scorer=None)
         trajectory = await built.loop.run(asked)
     assert answer(trajectory) == "3"
+    assert trajectory.decoding is not None
+    assert (trajectory.decoding.scores, trajectory.decoding.places) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "places"),
+    [("value_guided", 2), ("beam", 1 + 2), ("majority", None), ("best_of_n", None)],
+)
+async def test_states_with_several_candidates_are_counted(
+    chat: ChatFormat, end_id: int, method: str, places: int | None
+):
+    # Steps 0 and 1 may follow, twice. A beam goes on from both, with two copies each.
+    options: dict[str, Any] = {"keep": 4} if method == "beam" else {}
+    async with (
+        FakeToolServer(answer=stands) as server,
+        searching(chat, end_id, walking(2), worth({}), server) as built,
+    ):
+        trajectory = await built.loop.run(asks(method, candidates=2, **options))
+    assert trajectory.decoding is not None
+    assert trajectory.decoding.places == places
 
 
 async def test_whether_to_answer_the_model_alone_decides(chat: ChatFormat, end_id: int):
@@ -323,13 +345,49 @@ async def test_whether_to_answer_the_model_alone_decides(chat: ChatFormat, end_i
     assert answer(biased) == "9" + "0" * 40
 
 
+async def test_the_greedy_turn_is_a_candidate_where_no_sample_repeats_it(
+    chat: ChatFormat, end_id: int
+):
+    def write(dialogue: str, path: str, seed: int) -> str:
+        said = "7" if path.endswith("g") else str(own_number(path))
+        return f"<answer>{said}</answer>"
+
+    async with searching(chat, end_id, write, worth({"0": 0.1, "7": 0.9})) as built:
+        trajectory = await built.loop.run(asks("value_guided", candidates=2))
+    assert answer(trajectory) == "7"
+    assert sorted(asked.turns[-1].answer or "" for asked in built.scorer.asked) == ["0", "1", "7"]
+
+
+async def test_branches_of_a_beam_are_judged_once_more_for_the_vote(chat: ChatFormat, end_id: int):
+    # Two steps that are as likely, each with two of four copies. The answers after them have no
+    # rivals, so nothing but the vote asks what they are worth.
+    def score(interaction: ScoreRequest) -> float:
+        return float(interaction.turns[-1].answer == "1")
+
+    async with (
+        FakeToolServer(answer=stands) as server,
+        searching(chat, end_id, walking(1), score, server) as built,
+    ):
+        trajectory = await built.loop.run(asks("beam", candidates=2, keep=4, lookahead=0))
+    assert answer(trajectory) == "1"
+    assert trajectory.decoding is not None
+    assert (trajectory.decoding.score, trajectory.decoding.scores) == (1.0, 2 + 2)
+
+
 async def test_a_turn_that_is_all_but_sure_is_not_searched(chat: ChatFormat, end_id: int):
-    # exp(-0.5 * tokens) is below 0.9 for every turn, and above 0.0001 for none of under 18 tokens.
-    for limit, requests in ((0.9, 1 + 2), (1e-9, 1)):
-        async with searching(chat, end_id, differing("1", "2"), worth({"2": 1.0})) as built:
+    def write(dialogue: str, path: str, seed: int) -> str:
+        return "<answer>1</answer>" if path.endswith("g") else f"<answer>2{path[-1]}</answer>"
+
+    # Of the greedy turn, which is shorter and so likelier than the others.
+    tokens = len(chat.encode("<answer>1</answer>")) + 1
+    probability = math.exp(-0.5 * tokens)
+    for limit, requests in ((1.01 * probability, 1 + 2), (0.99 * probability, 1)):
+        async with searching(chat, end_id, write, worth({})) as built:
             asked = asks("value_guided", candidates=2, branch_below=limit, beta=9.0)
-            await built.loop.run(asked)
+            trajectory = await built.loop.run(asked)
         assert len(built.model.requests) == requests
+        assert trajectory.decoding is not None
+        assert trajectory.decoding.places == (requests > 1)
 
 
 async def test_the_greedy_answer_is_among_whole_ones(chat: ChatFormat, end_id: int):
@@ -391,6 +449,7 @@ async def test_a_place_is_shown_with_the_turns_that_lead_to_it(chat: ChatFormat,
         searching(chat, end_id, walking(3), worth({}), server) as built,
     ):
         places: set[int] = set()
+        first_steps: set[object] = set()
         for seed in range(12):
             asked = asks(
                 "value_guided", candidates=2, beta=0.0, scorer=None, continuations=1,
@@ -402,10 +461,13 @@ async def test_a_place_is_shown_with_the_turns_that_lead_to_it(chat: ChatFormat,
             assert probe is not None
             places.add(probe.after)
             walked = [turn.calls[0].arguments["query"] for turn in trajectory.turns[:3]]
+            first_steps.add(walked[0])
             before = walked[probe.after - 1] if probe.after else ""
             wanted = {call_text(query=f"{before}{number}") for number in (0, 1)}
             assert {one.turn.text for one in probe.candidates} == wanted
     assert places == {0, 1, 2}
+    # Its turns are drawn, so that other states come up than those that it would choose.
+    assert first_steps == {"0", "1"}
 
 
 async def test_no_place_is_shown_where_turns_have_no_alternative(chat: ChatFormat, end_id: int):
