@@ -1,7 +1,7 @@
-"""Transport `collective`: the learner broadcasts a version to the servers, from memory to memory.
+"""Transport `collective`: the learner broadcasts a version from its memory to the servers.
 
 publisher.py --invitation, over HTTP--> servers, which meet at the learner's store and form a group
-with it --buckets--> a file of each server, in memory, which its engine then loads
+with it --buckets--> a file of each server, which its engine then loads
 
 Nothing is written on the learner, and every byte is sent once to each server, while it samples.
 A group is of those that came in time. One that breaks ends for all of its members: what they have
@@ -445,13 +445,15 @@ class CollectiveFetcher(Fetcher):
                 raise TransferError(
                     f"{manifest.size_bytes} bytes come, and {invitation.size_bytes} were announced"
                 )
-            content = np.memmap(path, np.uint8, "r+", shape=(manifest.size_bytes,))
             starts = range(0, manifest.size_bytes, invitation.bucket_bytes)
             sums = np.zeros(len(starts), np.int64)
-            for i, start in enumerate(starts):
-                bucket = content[start : start + invitation.bucket_bytes]
-                group.broadcast(bucket)
-                sums[i] = checksum(bucket)
+            room = np.empty(invitation.bucket_bytes, np.uint8)
+            with path.open("r+b", buffering=0) as file:  # mapping it would take longer than both
+                for i, start in enumerate(starts):
+                    bucket = room[: manifest.size_bytes - start]
+                    group.broadcast(bucket)
+                    sums[i] = checksum(bucket)
+                    file.write(bucket.data)
             expected = np.zeros_like(sums)
             group.broadcast(expected)
         if (sums != expected).any():
