@@ -18,7 +18,7 @@ from agent_r1.rollout.policy import Policy
 from agent_r1.rollout.weight_versions import OlderVersionError, WeightVersions
 from agent_r1.runtime.http.api import Route, describe, json_response, parse_body
 from agent_r1.text.tokens import EngineDeadError, PolicyError
-from agent_r1.weights.manifest import WeightsRefusedError
+from agent_r1.weights.manifest import WeightsNotArrivedError, WeightsRefusedError
 from agent_r1_proto.generation import GeneratedPart, GenerateRequest
 from agent_r1_proto.messages import Message
 from agent_r1_proto.weights import CanaryReply, CanaryRequest, LoadReply, LoadRequest
@@ -45,7 +45,7 @@ class RolloutReadiness(Message):
 
 
 LINES_TYPE = "application/x-ndjson"
-_DEAD = {"503": "The engine is dead, or Redis did not answer in time."}
+_DEAD = {"503": "The engine is dead, or Redis or the weights did not come in time."}
 ROUTES = (
     Route("/healthz", "get", answer=RolloutHealth, errors=_DEAD),
     Route(
@@ -132,10 +132,10 @@ def create_app(
             return json_response(await versions.load(body))
         except OlderVersionError as exc:
             raise HTTPException(409, str(exc)) from exc
+        except (EngineDeadError, TimeoutError, WeightsNotArrivedError) as exc:
+            raise HTTPException(503, str(exc)) from exc
         except WeightsRefusedError as exc:
             raise HTTPException(422, str(exc)) from exc
-        except (EngineDeadError, TimeoutError) as exc:
-            raise HTTPException(503, str(exc)) from exc
 
     @app.post("/weights/canary")
     async def score_canary(request: Request) -> Response:

@@ -148,7 +148,7 @@ class RolloutConfig(ListenConfig):
     weight_load_timeout_s: Annotated[float, Field(gt=0)] = 300.0
     """Time one weight load may take, in seconds, and a second more for every 50 MB; beyond it the
     server gives up and exits. A pull over HTTP that takes longer is tried again, and continues
-    where it was."""
+    where it was; what is sent from memory is sent again."""
     weights_dir: Path | None = None
     """With learner.transport = "http" or "collective": weights come into a folder in here, which
     needs room for two versions (a tmpfs such as /dev/shm takes memory). None: the system's folder

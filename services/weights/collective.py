@@ -3,9 +3,10 @@
 publisher.py --invitation, over HTTP--> servers, which meet at the learner's store and form a group
 with it --buckets--> a file of each server, which its engine then loads
 
-Nothing is written on the learner, and every byte is sent once to each server, while it samples.
-A group is of those that came in time. One that breaks ends for all of its members: what they have
-of the version is discarded, and the learner invites those that still answer to another one.
+Nothing is written on the learner, and every byte comes once to each server, from the learner or
+from another server that has it, while it samples. A group is of those that came in time. One that
+breaks or takes too long ends for all of its members: what they have of the version is discarded,
+and the learner invites those that still answer once more, each to a group of its own.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import shutil
 import socket
+import threading
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 from urllib.parse import urlsplit
@@ -38,6 +43,7 @@ from agent_r1.weights.manifest import (
     Fetcher,
     Published,
     Transport,
+    WeightsNotArrivedError,
     WeightsRefusedError,
     manifest_location,
     parse_manifest,
@@ -69,6 +75,7 @@ Mbit/s, take another transport."""
 ROOM_REMEDY = "set rollout.weights_dir to a folder with room for two versions"
 _PREFIX = "agent_r1_weights_"
 _CAME = b"came"
+_SERVER_LIMIT = "rollout.weight_load_timeout_s"
 
 
 class CollectiveTransport(Transport):
@@ -78,20 +85,24 @@ class CollectiveTransport(Transport):
         server: under whose host other machines reach this one; serves files to those that join.
         listen: address and port of the store; 0 takes a free port.
         backend: how bytes travel.
+        timeout_s: longest a transfer may take, in seconds, and a second more for every 50 MB.
     """
 
-    def __init__(self, server: Server, listen: tuple[str, int], backend: Backend) -> None:
+    def __init__(
+        self, server: Server, listen: tuple[str, int], backend: Backend, timeout_s: float
+    ) -> None:
         self._server = server
         self._listen = listen
         self._backend: Backend = backend
+        self._timeout_s = timeout_s
         self._host = urlsplit(server.url).hostname or listen[0]
         self._port = listen[1]
         self._store: TCPStore | None = None
         self._run_files = ServedFiles()
         self._held: tuple[WeightManifest, Weights] | None = None
         self._shared: tuple[torch.Tensor, SharedMemory] | None = None
-        self._sending = asyncio.Lock()
-        self._transfer: asyncio.Future[None] | None = None
+        self._transfers: set[asyncio.Future[None]] = set()
+        self._stopping = threading.Event()
         self._bytes_sent = 0
 
     async def __aenter__(self) -> Self:
@@ -133,14 +144,13 @@ class CollectiveTransport(Transport):
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Wait for the group that is at work, and close the store.
+        """Let groups that are at work end with their bucket, and close the store.
 
-        Nothing ends a transfer of gloo before its members or its limit do, and a process that ended
+        Nothing ends a bucket of gloo before its members or SILENCE_S do, and a process that ended
         meanwhile would be aborted.
         """
-        if self._transfer is not None:
-            with contextlib.suppress(TransferError, RuntimeError):  # whoever sent has been told
-                await self._transfer
+        self._stopping.set()
+        await asyncio.gather(*self._transfers, return_exceptions=True)  # whoever sent has been told
         self._store = None
 
     def hold(self, run_id: str, policy_version: int, weights: Weights, adapter: Any) -> Published:
@@ -177,10 +187,10 @@ class CollectiveTransport(Transport):
         Raises:
             TransferError: none came, or the group broke.
         """
-        async with self._sending:
-            sending = in_thread(lambda: self._send(invitation.group, servers))
-            self._transfer = asyncio.ensure_future(sending)
-            await asyncio.shield(self._transfer)
+        transfer = asyncio.ensure_future(in_thread(lambda: self._send(invitation.group, servers)))
+        self._transfers.add(transfer)
+        transfer.add_done_callback(self._transfers.discard)
+        await asyncio.shield(transfer)
 
     async def expect_no_more(self, invitation: Invitation, server: str) -> None:
         """Let the others of a group begin without a server, which cannot be reached or refuses."""
@@ -202,6 +212,8 @@ class CollectiveTransport(Transport):
         assert self._store is not None
         assert self._held is not None
         (manifest, weights), shared = self._held, self._shared
+        limit_s = time_limit_s(self._timeout_s, manifest.size_bytes)
+        deadline = time.monotonic() + limit_s
         store: TCPStore = cast(Any, self._store).clone()  # a connection of its own, which waits
         keys = {server: f"{name}/{server}" for server in servers}
         with contextlib.suppress(RuntimeError):  # not all of them came
@@ -218,10 +230,20 @@ class CollectiveTransport(Transport):
                 return
             sums: list[int] = []
             for bucket in buckets(safetensors_bytes(weights)):
+                if self._stopping.is_set():
+                    raise TransferError("the learner stops")
+                _check_time(deadline, limit_s, "learner.push_timeout_s")
                 sums.append(checksum(bucket))
                 group.broadcast(bucket)
             group.broadcast(np.array(sums))
-        self._bytes_sent += manifest.size_bytes * len(members)
+        # Servers that have a bucket send it on: the first of gloo's tree have it from here.
+        copies = math.ceil(math.log2(len(members) + 1)) if self._backend == "gloo" else 1
+        self._bytes_sent += manifest.size_bytes * copies
+
+
+def _check_time(deadline: float, limit_s: float, key: str) -> None:
+    if time.monotonic() > deadline:
+        raise TransferError(f"it took longer than {limit_s:g} s ({key})")
 
 
 def buckets(parts: Iterable[memoryview]) -> Iterator[Bytes]:
@@ -407,19 +429,23 @@ class CollectiveFetcher(Fetcher):
         limit_s = time_limit_s(self._timeout_s, invitation.size_bytes)
         try:
             async with asyncio.timeout(limit_s):
-                self._received = await in_thread(lambda: self._receive(invitation, newest))
+                receiving = partial(self._receive, invitation, newest, limit_s)
+                self._received = await in_thread(receiving)
         except TimeoutError as exc:
-            raise WeightsRefusedError(
+            raise WeightsNotArrivedError(
                 f"weights of version {version} did not arrive within {limit_s:g} s "
-                "(rollout.weight_load_timeout_s)"
+                f"({_SERVER_LIMIT})"
             ) from exc
         except (TransferError, RuntimeError) as exc:
-            raise WeightsRefusedError(f"weights of version {version}: {exc}") from exc
+            raise WeightsNotArrivedError(f"weights of version {version}: {exc}") from exc
         return self._received
 
-    def _receive(self, invitation: Invitation, newest: NewestVersion) -> WeightManifest:
+    def _receive(
+        self, invitation: Invitation, newest: NewestVersion, limit_s: float
+    ) -> WeightManifest:
         from torch._C._distributed_c10d import TCPStore
 
+        deadline = time.monotonic() + limit_s
         path = self._folder.path / f"v{newest.policy_version}" / SNAPSHOT_FILE
         for other in self._folder.path.glob("v*"):
             shutil.rmtree(other, ignore_errors=True)  # what is in use is mapped
@@ -450,6 +476,7 @@ class CollectiveFetcher(Fetcher):
             room = np.empty(invitation.bucket_bytes, np.uint8)
             with path.open("r+b", buffering=0) as file:  # mapping it would take longer than both
                 for i, start in enumerate(starts):
+                    _check_time(deadline, limit_s, _SERVER_LIMIT)
                     bucket = room[: manifest.size_bytes - start]
                     group.broadcast(bucket)
                     sums[i] = checksum(bucket)

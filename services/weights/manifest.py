@@ -43,6 +43,10 @@ class WeightsRefusedError(ValueError):
     """A version cannot be had, or does not fit the model; the weights in use stay in use."""
 
 
+class WeightsNotArrivedError(WeightsRefusedError):
+    """A version did not arrive, and would another time: nothing is known to be wrong with it."""
+
+
 @dataclass(frozen=True)
 class Published:
     """A version that servers can fetch."""

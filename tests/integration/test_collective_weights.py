@@ -8,6 +8,7 @@ import glob
 import json
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -22,12 +23,19 @@ from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.server import serve_learner
 from agent_r1.learner.weights.publisher import make_transport
 from agent_r1.weights import collective
-from agent_r1.weights.collective import CollectiveFetcher, CollectiveTransport, buckets, checksum
+from agent_r1.weights.collective import (
+    CollectiveFetcher,
+    CollectiveTransport,
+    buckets,
+    checksum,
+)
 from agent_r1.weights.download import TransferError
 from agent_r1.weights.layout import ModelLayout
-from agent_r1.weights.manifest import WeightsRefusedError
+from agent_r1.weights.manifest import WeightsNotArrivedError, WeightsRefusedError
 from agent_r1.weights.snapshot import Weights, safetensors_bytes, verify_snapshot
 from agent_r1_proto.weights import AdapterHeader, Invitation, NewestVersion, WeightManifest
+from tests.support.learner_fakes import eventually
+from tests.support.sent_weights import slow_servers
 from tests.support.snapshot_files import EMBEDDING, LM_HEAD
 
 WAIT_S = 60.0
@@ -98,6 +106,15 @@ class Servers:
         _, found = await asyncio.gather(sending, asyncio.gather(*fetching))
         return found
 
+    async def try_to_send(self, newest: NewestVersion) -> list[Any]:
+        """Return what became of the learner's part, and of each server's."""
+        invitation = self._learner.invite()
+        for fetcher in self._fetchers.values():
+            fetcher.accept(invitation)
+        fetching = [fetcher.fetch(newest) for fetcher in self._fetchers.values()]
+        sending = self._learner.send(invitation, [*self._fetchers])
+        return await asyncio.gather(sending, *fetching, return_exceptions=True)
+
 
 @pytest.fixture
 async def servers(learner: CollectiveTransport, tmp_path: Path) -> AsyncIterator[Servers]:
@@ -141,7 +158,9 @@ async def test_every_server_gets_every_bit(
         for manifest in found:
             assert same_bytes(manifest, version)
             assert verify_snapshot(manifest, LAYOUT, "bfloat16") == Path(manifest.location)
-        assert learner.take_bytes_sent() == len(names) * found[0].size_bytes
+        # The learner sends to the first of a tree: to 1, 2 and 3 of these.
+        copies = {1: 1, 2: 2, 4: 3}[len(names)]
+        assert learner.take_bytes_sent() == copies * found[0].size_bytes
     assert len(glob.glob(f"{tmp_path}/*/v*")) == len(names)  # what is replaced is removed
 
 
@@ -161,6 +180,53 @@ async def test_a_torch_without_nccl_says_so(servers: Servers):
     await servers.start("a")
     with pytest.raises((TransferError, WeightsRefusedError), match=r"did not form: .*NCCL"):
         await servers.send(servers.hold(1))
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    monkeypatch.setattr(collective, "BUCKET_BYTES", 10)  # over 200 of them
+    return slow_servers(monkeypatch)
+
+
+async def test_a_transfer_ends_at_the_limit_of_whoever_has_the_shorter_one(
+    learner: CollectiveTransport, servers: Servers, slow: set[str]
+):
+    slow.add("slow")
+    await servers.start("slow")
+    good = await servers.start("good")
+    newest = servers.hold(1)
+    for ends, key in ((learner, "learner.push_timeout_s"), (good, "rollout.weight_load_timeout_s")):
+        ends._timeout_s = 1.0
+        sending, *fetching = await servers.try_to_send(newest)
+        assert isinstance(sending, TransferError)
+        assert all(isinstance(one, WeightsNotArrivedError) for one in fetching)
+        assert any(key in str(one) for one in (sending, *fetching))
+        ends._timeout_s = WAIT_S
+
+
+async def test_a_larger_version_may_take_longer(
+    learner: CollectiveTransport, servers: Servers, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("agent_r1.weights.manifest.SLOWEST_BYTES_PER_S", 50.0)
+    server = await servers.start("one")
+    server._timeout_s = learner._timeout_s = 1e-6
+    [found] = await servers.send(servers.hold(1))
+    assert same_bytes(found, 1)
+
+
+async def test_a_learner_that_stops_does_not_wait_for_the_rest_of_a_transfer(
+    learner: CollectiveTransport, servers: Servers, slow: set[str]
+):
+    slow.add("slow")
+    await servers.start("slow")
+    trying = asyncio.create_task(servers.try_to_send(servers.hold(1)))
+    await eventually(lambda: bool(learner._transfers))
+    started = time.monotonic()
+    await learner.__aexit__(None, None, None)
+    assert time.monotonic() - started < 20  # all buckets would take 40 s
+    sending, fetching = await trying
+    assert isinstance(sending, TransferError)
+    assert isinstance(fetching, WeightsNotArrivedError)
 
 
 async def test_an_adapter_is_sent_with_its_rank(learner: CollectiveTransport, servers: Servers):
@@ -387,7 +453,7 @@ async def test_what_servers_could_not_reach_is_refused_at_the_start(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match=rf"collective_port \({port}\) cannot be bound on 127"):
-            await CollectiveTransport(Server(), ("127.0.0.1", port), "gloo").__aenter__()
+            await CollectiveTransport(Server(), ("127.0.0.1", port), "gloo", 9.0).__aenter__()
     monkeypatch.setattr(Server, "url", "http://192.0.2.1:9")  # of no machine
     with pytest.raises(ValueError, match=r"\(192\.0\.2\.1\) is no address of this machine"):
-        await CollectiveTransport(Server(), ("0.0.0.0", 0), "gloo").__aenter__()
+        await CollectiveTransport(Server(), ("0.0.0.0", 0), "gloo", 9.0).__aenter__()

@@ -267,6 +267,21 @@ async def test_a_pull_that_takes_too_long_ends_and_says_so(servers: Servers, tmp
             await fetch(fetcher, source.newest(1))
 
 
+async def test_a_larger_version_may_take_longer(
+    servers: Servers, learner: HttpTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    pull = HttpFetcher._pull
+
+    async def pull_later(*arguments: Any) -> None:
+        await asyncio.sleep(1.5)
+        await pull(*arguments)
+
+    monkeypatch.setattr("agent_r1.weights.manifest.SLOWEST_BYTES_PER_S", 1.0)
+    monkeypatch.setattr(HttpFetcher, "_pull", pull_later)
+    fetcher = await servers.start("one", timeout_s=1.0)
+    assert same_bytes(await fetch(fetcher, await publish(learner, tmp_path, 1)), tmp_path)
+
+
 async def test_a_version_for_which_there_is_no_room_is_refused_before_it_is_pulled(
     servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

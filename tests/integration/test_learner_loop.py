@@ -16,6 +16,7 @@ from agent_r1.learner.checkpoints.run_checkpoint import Checkpoints
 from agent_r1.learner.engine.interface import EngineError, LossSpec, TrainSample
 from agent_r1.learner.stop_rules import RunFailedError
 from agent_r1.learner.train import Learner
+from agent_r1.learner.weights.canary import CanaryError
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
 from agent_r1.reward.worker import RewardWorker
@@ -38,6 +39,7 @@ from tests.support.learner_fakes import (
     training_spec,
     write_tasks,
 )
+from tests.support.sent_weights import slow_servers
 
 pytestmark = pytest.mark.redis
 
@@ -723,6 +725,92 @@ async def test_a_server_that_came_too_late_is_invited_again(
             await asyncio.wait_for(running, 60)
         assert services.loads == [1, 2, 3]
     assert summary(tmp_path / "run")["status"] == "finished"
+
+
+async def test_a_late_server_that_takes_long_to_load_holds_up_nobody(
+    tmp_path: Path, redis_url: str, run_id: str, monkeypatch: pytest.MonkeyPatch
+):
+    class Engine(FakeEngine):
+        def train_batch(self, samples: Sequence[TrainSample], spec: LossSpec):
+            assert self.steps != 1 or may_train.wait(30)
+            return super().train_batch(samples, spec)
+
+    may_train = threading.Event()
+    monkeypatch.setattr("agent_r1.learner.weights.publisher.POLL_S", 0.2)
+    spec = training_spec(tmp_path / "run", redis_url, run_id, transport="collective")
+    async with await Broker.connect(redis_url, run_id) as broker:
+        fast, late = (FakeServices(broker, server_id=n, run_id=run_id) for n in ("fast", "late"))
+        late.may_swap.clear()
+        async with fast.running():
+            running = asyncio.create_task(Learner(spec, Engine()).run())
+            await eventually(lambda: fast.loads == [1], running)
+            async with late.running():
+                await eventually(lambda: late.asked_to_load == [1], running)
+                may_train.set()
+                await asyncio.wait_for(running, 40)
+                late.may_swap.set()
+    assert fast.loads == [1, 2, 3]
+    assert summary(tmp_path / "run")["status"] == "finished"
+
+
+async def test_a_late_server_is_compared_with_the_learner_too(
+    tmp_path: Path, redis_url: str, run_id: str, monkeypatch: pytest.MonkeyPatch
+):
+    class Engine(FakeEngine):
+        def train_batch(self, samples: Sequence[TrainSample], spec: LossSpec):
+            assert self.steps != 2 or may_train.wait(30)
+            return super().train_batch(samples, spec)
+
+    may_train = threading.Event()
+    monkeypatch.setattr("agent_r1.learner.weights.publisher.POLL_S", 0.2)
+    spec = training_spec(tmp_path / "run", redis_url, run_id, transport="collective")
+    async with await Broker.connect(redis_url, run_id) as broker:
+        fast, late = (FakeServices(broker, server_id=n, run_id=run_id) for n in ("fast", "late"))
+        late.stale_weights = True  # acknowledges, and samples with version 0
+        async with fast.running():
+            running = asyncio.create_task(Learner(spec, Engine()).run())
+            await eventually(lambda: fast.loads == [1, 2], running)
+            async with late.running():
+                await eventually(lambda: late.loads == [2], running)
+                await eventually(lambda: late.canaries > 0, running)
+                may_train.set()
+                with pytest.raises(CanaryError, match="server late does not sample with"):
+                    await asyncio.wait_for(running, 40)
+
+
+async def test_a_server_that_receives_slowly_costs_the_others_a_transfer_at_most(
+    tmp_path: Path, redis_url: str, run_id: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("agent_r1.weights.collective.BUCKET_BYTES", 1)  # over 100 of them
+    monkeypatch.setattr("agent_r1.learner.weights.publisher.POLL_S", 0.1)
+    slow_servers(monkeypatch).add("slow")
+    spec = training_spec(
+        tmp_path / "run", redis_url, run_id, transport="collective", push_timeout_s=2.0
+    )
+    async with await Broker.connect(redis_url, run_id) as broker:
+        good, slow = (FakeServices(broker, server_id=n, run_id=run_id) for n in ("good", "slow"))
+        async with good.running(), slow.running():
+            await asyncio.wait_for(Learner(spec, FakeEngine()).run(), 60)
+    assert (good.loads, slow.loads) == ([1, 2, 3], [])
+    assert summary(tmp_path / "run")["status"] == "finished"
+
+
+async def test_large_weights_have_more_time(
+    tmp_path: Path, redis_url: str, run_id: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("agent_r1.weights.manifest.SLOWEST_BYTES_PER_S", 10.0)
+    spec = training_spec(tmp_path / "run", redis_url, run_id, steps=1, push_timeout_s=0.05)
+    async with (
+        await Broker.connect(redis_url, run_id) as broker,
+        FakeServices(broker).running() as services,
+    ):
+        services.may_swap.clear()
+        running = asyncio.create_task(Learner(spec, FakeEngine()).run())
+        await eventually(lambda: bool(services.asked_to_load), running)
+        await asyncio.sleep(0.5)  # ten times the limit for weights of no size
+        services.may_swap.set()
+        await asyncio.wait_for(running, 60)
+    assert services.asked_to_load == [1]
 
 
 async def test_a_resumed_learner_says_how_to_join_before_any_server_has_its_weights(

@@ -42,6 +42,7 @@ from agent_r1.runtime.files.writing import check_seal, seal
 from agent_r1.runtime.http.token import RunToken
 from agent_r1.weights.collective import CollectiveFetcher
 from agent_r1.weights.http import HttpTransport
+from agent_r1.weights.manifest import WeightsNotArrivedError
 from agent_r1.weights.snapshot import Weights
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.rewards import Reward, ScoredTrajectory
@@ -249,6 +250,9 @@ class FakeServices:
         self.may_load = asyncio.Event()
         """Cleared: loads take until it is set."""
         self.may_load.set()
+        self.may_swap = asyncio.Event()
+        """Cleared: what has come is not loaded until it is set."""
+        self.may_swap.set()
         self.asked_to_load: list[int] = []
         self.stale_weights = False
         """Acknowledge new weights and go on sampling with the old ones."""
@@ -259,6 +263,8 @@ class FakeServices:
         self.short_canary = False
         """Answer a canary with fewer log-probabilities than its tokens have."""
         self.refuse_canary = False
+        self.canaries = 0
+        """Canaries that were asked for."""
         self.scores = scores
         """False sends trajectories on for a reward worker of the test's to score."""
         self._broker = broker
@@ -335,7 +341,11 @@ class FakeServices:
         if body.invitation is None:
             weights = await asyncio.to_thread(_read_snapshot, body.manifest_location)
         else:
-            weights = await self._receive(body, body.invitation)
+            try:
+                weights = await self._receive(body, body.invitation)
+            except WeightsNotArrivedError as exc:
+                return web.Response(status=503, text=str(exc))
+        await self.may_swap.wait()
         if not self.stale_weights:
             self.weights = weights
         if not self.stays_behind:
@@ -359,6 +369,7 @@ class FakeServices:
 
     async def _canary(self, request: web.Request) -> web.Response:
         body = CanaryRequest.model_validate_json(await request.read())
+        self.canaries += 1
         if self.refuse_canary:
             return web.Response(status=422, text="3 log-probabilities for a prompt of 9 tokens")
         count = 1 if self.short_canary else sum(len(p.wanted) for p in body.prompts())

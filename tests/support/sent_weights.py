@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.server import serve_learner
 from agent_r1.learner.weights.publisher import make_transport
+from agent_r1.weights import collective
 from agent_r1.weights.collective import CollectiveFetcher, CollectiveTransport
 from agent_r1.weights.snapshot import Weights
 from agent_r1_proto.weights import AdapterHeader, Backend, NewestVersion, WeightManifest
@@ -47,3 +53,26 @@ async def sent(
             sending = transport.send(invitation, ["one"])
             _, manifest = await asyncio.gather(sending, fetcher.fetch(newest))
             yield manifest
+
+
+def slow_servers(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Return a set to which names of servers can be added, which then take .2 s for each bucket."""
+    names, slow_threads = set[str](), set[int]()
+    receive, broadcast = CollectiveFetcher._receive, collective._Group.broadcast
+
+    def receives(fetcher: CollectiveFetcher, *arguments: Any) -> WeightManifest:
+        if fetcher._server_id in names:
+            slow_threads.add(threading.get_ident())
+        try:
+            return receive(fetcher, *arguments)
+        finally:
+            slow_threads.discard(threading.get_ident())
+
+    def broadcasts(group: collective._Group, data: Any) -> None:
+        if threading.get_ident() in slow_threads:
+            time.sleep(0.2)
+        broadcast(group, data)
+
+    monkeypatch.setattr(CollectiveFetcher, "_receive", receives)
+    monkeypatch.setattr(collective._Group, "broadcast", broadcasts)
+    return names

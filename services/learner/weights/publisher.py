@@ -116,7 +116,8 @@ def make_transport(config: LearnerConfig, server: LearnerServer) -> Transport:
         return FileTransport()
     if config.transport == "collective":
         listen = config.server.host, config.collective_port
-        return CollectiveTransport(server, listen, config.collective_backend)
+        backend, limit_s = config.collective_backend, config.push_timeout_s
+        return CollectiveTransport(server, listen, backend, limit_s)
     return HttpTransport(server, dense_every=config.dense_every if config.push == "delta" else 1)
 
 
@@ -181,6 +182,8 @@ class WeightPublisher:
         self.canary_warnings = 0
         """Canaries out of bounds that did not end the run."""
         self._pushes = 0
+        self._published = PushReport(0)
+        """The push of the newest version."""
         self._stragglers: dict[asyncio.Task[Any], str] = {}
         """What still goes on of earlier pushes: by the server, "" for those that are late."""
         self.transport = make_transport(config, server)
@@ -197,7 +200,8 @@ class WeightPublisher:
 
     async def __aexit__(self, *exc_info: object) -> None:
         """Give up on servers that are still loading; close the HTTP client and the transport."""
-        await cancel_and_wait(set(self._stragglers))
+        while running := {task for task in self._stragglers if not task.done()}:
+            await cancel_and_wait(running)  # one that sends to late servers leaves others
         await self._open.aclose()
 
     async def announce(self) -> None:
@@ -265,7 +269,7 @@ class WeightPublisher:
                 f"learner start {later} has taken over this run (this is start {own}); policy "
                 f"version {version} was not published"
             )
-        self.newest = newest
+        self.newest, self._published = newest, report
         report.write_s = time.monotonic() - started
 
     async def deliver(self, report: PushReport) -> PushReport:
@@ -323,7 +327,7 @@ class WeightPublisher:
         deadline = time.monotonic() + self._config.stall_timeout_s
         next_word = time.monotonic() + LOUD_S
         problems: dict[str, str] = {}
-        refusals, written_again = 0, False
+        refusals, written_again, broken = 0, False, False
         while True:
             servers = await self._registry.rollout_servers()
             if servers and all(s.policy_version > report.policy_version for s in servers):
@@ -333,7 +337,7 @@ class WeightPublisher:
                     "goes on above it"
                 )
             async with self._delivering:
-                errors = await self._load_on(servers, report)
+                errors, broken = await self._load_on(servers, report, alone=broken)
             if report.servers:
                 return
             problems |= {name: str(error) for name, error in errors.items()}
@@ -358,43 +362,48 @@ class WeightPublisher:
             await asyncio.sleep(POLL_S)
 
     async def _load_on(
-        self, servers: Sequence[RolloutServer], report: PushReport
-    ) -> dict[str, ServerError]:
-        """POST the new version to all servers at once; return once one has it and all had a chance.
+        self,
+        servers: Sequence[RolloutServer],
+        report: PushReport,
+        *,
+        alone: bool = False,
+        until_sent: bool = False,
+    ) -> tuple[dict[str, ServerError], bool]:
+        """POST a version to all servers at once; return once one has it and all had a chance.
 
         Servers that take longer continue in the background; their failures surface at the next
         push.
+
+        Args:
+            servers: that are to have it.
+            report: of the push; what the servers took is noted there.
+            alone: what is sent from memory is sent to each by itself, so that none waits for
+                another.
+            until_sent: return when it is sent, whoever has loaded it.
+
+        Returns:
+            What went wrong by the server's id, and whether a transfer to several broke, or has not
+            ended.
         """
-        invitation, sending, expect_no_more = None, None, None
-        if isinstance(self.transport, CollectiveTransport):
-            # One that is frozen would hold up the others every time.
-            busy = {name for task, name in self._stragglers.items() if not task.done()}
-            servers = [server for server in servers if server.server_id not in busy]
-            if not servers:
-                return {}
-            invitation = self.transport.invite()
-            expect_no_more = partial(self.transport.expect_no_more, invitation)
-            invited = [server.server_id for server in servers]
-            sending = asyncio.create_task(self.transport.send(invitation, invited))
-            sending.add_done_callback(_log_failure)  # also where all servers answer before it ends
+        invitations, sendings = self._invite(servers, alone=alone)
         names = {
             asyncio.create_task(self._load_one(server, report, invitation)): server.server_id
-            for server in servers
+            for server, invitation in invitations
         }
+        of_server = {server.server_id: invitation for server, invitation in invitations}
         pending = set(names)
         errors: dict[str, ServerError] = {}
         broken = False
         try:
-            while pending:
-                grace = OTHERS_GRACE_S if report.servers or broken else None
-                waited = {*pending, *({sending} if sending else ())}
+            while pending and not (until_sent and not sendings):
+                grace = OTHERS_GRACE_S if report.servers or (broken and not sendings) else None
                 done, _ = await asyncio.wait(
-                    waited, timeout=grace, return_when=asyncio.FIRST_COMPLETED
+                    {*pending, *sendings}, timeout=grace, return_when=asyncio.FIRST_COMPLETED
                 )
                 if not done:
                     break
-                if sending is not None and sending in done:
-                    broken, sending = sending.exception() is not None, None
+                broken |= any(task.exception() is not None for task in done & sendings)
+                sendings -= done
                 for task in done & pending:
                     pending.discard(task)
                     try:
@@ -402,15 +411,38 @@ class WeightPublisher:
                     except ServerError as exc:
                         errors[names[task]] = exc
                         logger.warning("push failed server_id=%s error=%s", names[task], exc)
-                        if expect_no_more is not None:
-                            await expect_no_more(names[task])
+                        await self._expect_no_more(of_server[names[task]], names[task])
                         continue
                     report.servers += 1
                     if reading is not None:
                         report.readings.append(reading)
         finally:
             self._stragglers |= {task: names[task] for task in pending}
-        return errors
+        return errors, (broken or bool(sendings)) and not alone
+
+    def _invite(
+        self, servers: Sequence[RolloutServer], *, alone: bool
+    ) -> tuple[list[tuple[RolloutServer, Invitation | None]], set[asyncio.Task[None]]]:
+        """Begin to send from memory, where the transport does; else nobody is invited."""
+        if not isinstance(self.transport, CollectiveTransport):
+            return [(server, None) for server in servers], set()
+        # One that is frozen would hold up the others every time.
+        busy = {name for task, name in self._stragglers.items() if not task.done()}
+        servers = [server for server in servers if server.server_id not in busy]
+        invitations: list[tuple[RolloutServer, Invitation | None]] = []
+        sendings: set[asyncio.Task[None]] = set()
+        for group in [[server] for server in servers] if alone else [servers] if servers else []:
+            invitation = self.transport.invite()
+            invitations += [(server, invitation) for server in group]
+            invited = [server.server_id for server in group]
+            sending = asyncio.create_task(self.transport.send(invitation, invited))
+            sending.add_done_callback(_log_failure)  # also where all servers answer before it ends
+            sendings.add(sending)
+        return invitations, sendings
+
+    async def _expect_no_more(self, invitation: Invitation | None, server_id: str) -> None:
+        if invitation is not None and isinstance(self.transport, CollectiveTransport):
+            await self.transport.expect_no_more(invitation, server_id)
 
     def _raise_stragglers(self) -> None:
         """Raise what went wrong in the background since the last push, if it must end the run."""
@@ -440,8 +472,10 @@ class WeightPublisher:
             late = [server for server in behind if (server.server_id, newest) in seen]
             seen = {(server.server_id, newest) for server in behind}
             if late and self.newest.policy_version == newest and not self._delivering.locked():
+                pushed = self._published
+                report = PushReport(newest, canary=pushed.canary, size_bytes=pushed.size_bytes)
                 async with self._delivering:
-                    await self._load_on(late, PushReport(newest))
+                    await self._load_on(late, report, until_sent=True)
                 seen = set()
 
     async def _load_one(

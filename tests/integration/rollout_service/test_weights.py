@@ -16,6 +16,7 @@ from agent_r1.learner.config import LearnerConfig
 from agent_r1_proto.weights import (
     CanaryReply,
     CanaryRequest,
+    Invitation,
     LoadReply,
     LoadRequest,
     NewestVersion,
@@ -113,6 +114,20 @@ async def test_a_server_pulls_the_newest_version_over_http_and_serves_it_to_othe
             refused = await client.post("/weights/load", json=by_path.model_dump())
             assert (refused.status_code, "learner.transport" in refused.text) == (422, True)
     assert list((bench.folder / "pulled").iterdir()) == []
+
+
+async def test_a_load_that_nobody_sends_is_an_outage_and_no_fault_of_the_version(bench: Bench):
+    invitation = Invitation(host="127.0.0.1", port=9, group="g", size_bytes=10, bucket_bytes=10)
+    location = "collective://127.0.0.1:9/v1"
+    request = LoadRequest(manifest_location=location, policy_version=1, invitation=invitation)
+    newest = NewestVersion(policy_version=1, manifest_location=location)
+    async with (
+        bench.server(bench.policy(ANSWER), transport="collective"),
+        httpx.AsyncClient(base_url=bench.url, timeout=60.0) as client,
+    ):
+        await bench.registry.set_newest_version(newest)
+        answer = await client.post("/weights/load", json=request.model_dump())
+    assert (answer.status_code, "version 1" in answer.text) == (503, True)
 
 
 async def test_sample_read_while_a_push_is_announced_waits_for_the_new_weights(bench: Bench):
