@@ -116,7 +116,10 @@ async def test_a_server_pulls_the_newest_version_over_http_and_serves_it_to_othe
     assert list((bench.folder / "pulled").iterdir()) == []
 
 
-async def test_a_load_that_nobody_sends_is_an_outage_and_no_fault_of_the_version(bench: Bench):
+async def test_a_load_that_nobody_sends_is_an_outage_and_no_fault_of_the_version(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("agent_r1.weights.collective.MEET_S", 0.1)
     invitation = Invitation(host="127.0.0.1", port=9, group="g", size_bytes=10, bucket_bytes=10)
     location = "collective://127.0.0.1:9/v1"
     request = LoadRequest(manifest_location=location, policy_version=1, invitation=invitation)
