@@ -131,11 +131,11 @@ class Fit:
             ways.append(search)
         for way in ways:
             await ask_left(way.answers, served, meter)
-        means = _mean_rewards(ways)
+        means, shared = _mean_rewards(ways, self._config.learner.max_lost_share)
         # Of equals the cheapest is taken: a search that only does as well as greedy answers is not.
         taken = max(ways, key=lambda way: (means[way.name], -way.sampled_tokens()))
         compared = ", ".join(f"{name} {mean:.3f}" for name, mean in means.items())
-        reason = f"mean reward on the questions of the fit: {compared}"
+        reason = f"mean reward on {shared} questions of the fit: {compared}"
         if best.why_not:
             reason = f"{best.why_not}; {reason}"
         elif taken is not search:
@@ -172,16 +172,32 @@ def _refuse_unused(arguments: argparse.Namespace, config: Config) -> None:
     )
 
 
-def _mean_rewards(ways: Sequence[Way]) -> dict[str, float]:
-    """Return the mean reward of each way, over the questions that all of them answered."""
+def _mean_rewards(ways: Sequence[Way], most_lost: float) -> tuple[dict[str, float], int]:
+    """Return the mean reward of each way, over the questions that all of them answered.
+
+    Args:
+        ways: with their answers.
+        most_lost: share of the questions that may be without.
+
+    Returns:
+        The means, and the number of these questions.
+
+    Raises:
+        ValueError: more are lost; nothing is decided.
+    """
     rewards = {way.name: way.rewards() for way in ways}
     shared = set[Key].intersection(*map(set, rewards.values()))
-    if not shared:
+    asked = len(ways[0].answers.questions)
+    if not shared or len(shared) < (1 - most_lost) * asked:
+        failures = [text for way in ways for text in way.answers.failures()]
         raise ValueError(
-            f"no question was answered by all of {', '.join(rewards)}; ask more questions, or see "
-            f"why they failed: {'; '.join(ways[-1].answers.failures()) or 'no failure is known'}"
+            f"{len(shared)} of {asked} questions were answered by all of {', '.join(rewards)}, and "
+            f"learner.max_lost_share ({most_lost:g}) lets so few decide nothing; see why they "
+            f"failed: {'; '.join(failures) or 'no failure is known'}"
         )
-    return {name: fmean(of[key] for key in sorted(shared)) for name, of in rewards.items()}
+    return {name: fmean(of[key] for key in sorted(shared)) for name, of in rewards.items()}, len(
+        shared
+    )
 
 
 def _shown(found: Guidance) -> str:

@@ -58,6 +58,8 @@ class Search:
         self._scores: dict[Branch, float] = {}
         self._remembered: dict[Branch, ProbedTurn] = {}
         """Candidates for one turn, before their calls are run, all in one state."""
+        self._lookahead = self.decoding.lookahead if self._beta else 0
+        """Nothing is looked ahead for where no value counts."""
         self._greedy_logprob = 0.0
         """Of the turn that is remembered, as `branch_below` takes it."""
         self._num_places = 0
@@ -112,7 +114,7 @@ class Search:
             if self.decoding.continuations and places:
                 await self._remember(places[0])
             kept = self._take(kept)
-            if self.decoding.lookahead == 0:
+            if self._lookahead == 0:
                 await self._run_calls(self._admit([particle.branch for particle in kept]))
             going_on = [p.branch.state for p in kept if p.branch.ended is None]
             await self._close_all_but([*going_on, *(b.state for b in self._remembered)])
@@ -141,7 +143,7 @@ class Search:
     async def _weigh(self, particles: Sequence[Particle]) -> None:
         """Score candidates where there are several: as they are written, or by what follows."""
         several = [b for p in particles if len(p.candidates) > 1 for b in p.candidates]
-        if self.decoding.lookahead == 0:
+        if self._lookahead == 0:
             self._end_unpayable(several)
             await self._score(self._paid(several))
         else:
@@ -174,7 +176,7 @@ class Search:
         """Score branches by what their calls lead to, after more turns where that is asked for."""
         probes = [await self._probe(branch) for branch in branches]
         going = [probe for probe in probes if probe.ended is None]
-        for _ in range((self.decoding.lookahead or 1) - 1):
+        for _ in range((self._lookahead or 1) - 1):
             await self._sample(going)
             going = [p for p in going if p.ended is None and self._budget.take(p.num_calls)]
             await self._run_calls(going)
@@ -186,7 +188,7 @@ class Search:
 
     async def _probe(self, branch: Branch) -> Branch:
         """Return what looks ahead for a branch: itself, where there is nothing more to see."""
-        if branch.ended is not None or (self.decoding.lookahead or 1) == 1:
+        if branch.ended is not None or (self._lookahead or 1) == 1:
             return branch
         probe = branch.sprout(f"{branch.path}~")
         await self._fork(probe)

@@ -246,7 +246,20 @@ def test_credits_come_back_only_when_new_weights_are_published():
     assert buffer.room() == 0
     buffer.mark_trained(take(buffer))
     assert buffer.room() == 0
-    buffer.give_back(buffer.advance(1))
+    credits = buffer.advance(1)
+    assert buffer.room() == 0
+    buffer.give_back(credits)
+    assert buffer.room() == 2
+
+
+def test_what_was_trained_while_weights_were_written_waits_for_its_own():
+    buffer = make_buffer(max_staleness=1)
+    for group_id in range(4):
+        complete(buffer, group_id)
+    buffer.mark_trained(take(buffer))
+    credits = buffer.advance(1)
+    buffer.mark_trained(take(buffer))
+    buffer.give_back(credits)
     assert buffer.room() == 2
 
 

@@ -171,7 +171,7 @@ def test_the_better_temperature_is_fitted_written_and_taken(
     )
     assert (decoding.continuations, found.temperature) == (None, 1.0)
     assert found.reason == (
-        "mean reward on the questions of the fit: greedy answers 0.500, a vote at temperature 0.7 "
+        "mean reward on 100 questions of the fit: greedy answers 0.500, a vote at temperature 0.7 "
         "0.250, a vote at temperature 1 0.250, the search 0.750"
     )
     assert services.asked[-1] == (1.0, decoding)
@@ -228,7 +228,7 @@ def test_a_search_that_is_not_the_best_as_a_whole_gives_way(
     found = setting(file)
     assert found.measured.why_not == ""  # its turns are worth more
     assert (None if found.decoding is None else found.decoding.method) == taken
-    gave_way = " did better, or as well for less; mean reward on" in found.reason
+    gave_way = " did better, or as well for less; mean reward on 100" in found.reason
     assert gave_way == (taken != "value_guided")
     assert found.reason.endswith(f"the search {searched:.3f}")
 
@@ -236,20 +236,22 @@ def test_a_search_that_is_not_the_best_as_a_whole_gives_way(
 def test_questions_that_some_way_did_not_answer_are_compared_in_none(
     file: Path, services: Services
 ):
-    # The search answers only the first half, on which greedy answers are all right.
-    first = {f"q{i}" for i in range(50)}
+    # The search answers only the first ones, on which greedy answers are all right.
+    first = {f"q{i}" for i in range(95)}
     services.fails = lambda method, name: method == "value_guided" and name not in first
     services.greedy = lambda name: float(name in first)
     assert fit(file) == 0
-    assert "greedy answers 1.000" in setting(file).reason
+    assert "mean reward on 95 questions of the fit: greedy answers 1.000" in setting(file).reason
 
 
-def test_a_fit_whose_questions_all_failed_by_some_way_decides_nothing(
+def test_a_fit_of_which_too_many_questions_failed_decides_nothing(
     file: Path, services: Services, capsys: pytest.CaptureFixture[str]
 ):
-    services.fails = lambda method, name: method == "value_guided"
+    services.fails = lambda method, name: method == "value_guided" and int(name[1:]) > 5
     assert fit(file) == 2
-    assert "no question was answered by all of greedy answers, a vote" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "6 of 100 questions were answered by all of greedy answers, a vote" in said
+    assert "learner.max_lost_share (0.05)" in said
     assert read_setting(str(file.parent / "run")) is None
 
 
@@ -283,6 +285,14 @@ def test_without_a_scorer_patience_is_fitted(
     assert found.reason.endswith("the search 0.750")
     # Worth 0 and 1, one of each kind: nothing of a kind to compare.
     assert "100 states, sigma 0.000; best with 2 candidates" in capsys.readouterr().out
+
+
+def test_a_scorer_that_does_not_lead_is_not_asked(file: Path, services: Services):
+    services.call_early, services.sees = False, lambda temperature: 0.2
+    assert fit(file) == 0
+    decoding = setting(file).decoding
+    assert (decoding.method, decoding.beta, decoding.scorer) == ("value_guided", 0.0, None)
+    assert services.asked[-1][1] == decoding
 
 
 def test_options_come_before_what_was_fitted(
