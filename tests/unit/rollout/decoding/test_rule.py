@@ -110,7 +110,7 @@ def test_all_are_drawn_anew_where_few_carry_the_weight():
 
 @pytest.mark.parametrize("seed", range(10))
 def test_every_copy_is_drawn_for(seed: int):
-    # 3 copies of weight 1 and one of 9: effective 12^2 / (3 + 81) = 1.71. Shares 3/12 and 9/12 of 4.
+    # 3 copies of weight 1 and one of 9: 12^2 / (3 + 81) = 1.71 effective; shares 1/4 and 3/4 of 4.
     many, one = particle("m", copies=3), particle("o", log_weight=math.log(9.0))
     found = resampled([many, one], random.Random(seed))
     assert {p.branch: p.copies for p in found} == {"m": 1, "o": 3}
