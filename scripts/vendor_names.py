@@ -34,8 +34,8 @@ vllm.v1.engine.core_client AsyncMPClient: pause_scheduler_async
 vllm.v1.engine.core_client MPClient: resources
 vllm.v1.engine.core_client BackgroundResources: engine_manager
 vllm.v1.engine.utils CoreEngineProcManager: processes
-vllm.v1.engine.output_processor OutputProcessor: request_states
-vllm.v1.engine.output_processor RequestState: external_req_id
+vllm.v1.engine.output_processor OutputProcessor: external_req_ids request_states
+vllm.v1.engine.output_processor RequestState: external_req_id weight_version_starts
 vllm.v1.engine EngineCoreOutput: prefill_stats new_prompt_logprobs_tensors request_id
     finish_reason new_token_ids new_logprobs events
 vllm.v1.engine EngineCoreOutputs: outputs

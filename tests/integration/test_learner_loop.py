@@ -727,26 +727,34 @@ async def test_a_server_that_came_too_late_is_invited_again(
     assert summary(tmp_path / "run")["status"] == "finished"
 
 
+class EngineThatWaits(FakeEngine):
+    """An engine that trains the batch after `steps` when it may."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self._waits_after = steps
+        self.may_go_on = threading.Event()
+
+    def train_batch(self, samples: Sequence[TrainSample], spec: LossSpec):
+        assert self.steps != self._waits_after or self.may_go_on.wait(30)
+        return super().train_batch(samples, spec)
+
+
 async def test_a_late_server_that_takes_long_to_load_holds_up_nobody(
     tmp_path: Path, redis_url: str, run_id: str, monkeypatch: pytest.MonkeyPatch
 ):
-    class Engine(FakeEngine):
-        def train_batch(self, samples: Sequence[TrainSample], spec: LossSpec):
-            assert self.steps != 1 or may_train.wait(30)
-            return super().train_batch(samples, spec)
-
-    may_train = threading.Event()
+    engine = EngineThatWaits(1)
     monkeypatch.setattr("agent_r1.learner.weights.publisher.POLL_S", 0.2)
     spec = training_spec(tmp_path / "run", redis_url, run_id, transport="collective")
     async with await Broker.connect(redis_url, run_id) as broker:
         fast, late = (FakeServices(broker, server_id=n, run_id=run_id) for n in ("fast", "late"))
         late.may_swap.clear()
         async with fast.running():
-            running = asyncio.create_task(Learner(spec, Engine()).run())
+            running = asyncio.create_task(Learner(spec, engine).run())
             await eventually(lambda: fast.loads == [1], running)
             async with late.running():
                 await eventually(lambda: late.asked_to_load == [1], running)
-                may_train.set()
+                engine.may_go_on.set()
                 await asyncio.wait_for(running, 40)
                 late.may_swap.set()
     assert fast.loads == [1, 2, 3]
@@ -756,24 +764,19 @@ async def test_a_late_server_that_takes_long_to_load_holds_up_nobody(
 async def test_a_late_server_is_compared_with_the_learner_too(
     tmp_path: Path, redis_url: str, run_id: str, monkeypatch: pytest.MonkeyPatch
 ):
-    class Engine(FakeEngine):
-        def train_batch(self, samples: Sequence[TrainSample], spec: LossSpec):
-            assert self.steps != 2 or may_train.wait(30)
-            return super().train_batch(samples, spec)
-
-    may_train = threading.Event()
+    engine = EngineThatWaits(2)
     monkeypatch.setattr("agent_r1.learner.weights.publisher.POLL_S", 0.2)
     spec = training_spec(tmp_path / "run", redis_url, run_id, transport="collective")
     async with await Broker.connect(redis_url, run_id) as broker:
         fast, late = (FakeServices(broker, server_id=n, run_id=run_id) for n in ("fast", "late"))
         late.stale_weights = True  # acknowledges, and samples with version 0
         async with fast.running():
-            running = asyncio.create_task(Learner(spec, Engine()).run())
+            running = asyncio.create_task(Learner(spec, engine).run())
             await eventually(lambda: fast.loads == [1, 2], running)
             async with late.running():
                 await eventually(lambda: late.loads == [2], running)
                 await eventually(lambda: late.canaries > 0, running)
-                may_train.set()
+                engine.may_go_on.set()
                 with pytest.raises(CanaryError, match="server late does not sample with"):
                     await asyncio.wait_for(running, 40)
 
