@@ -26,7 +26,8 @@ from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.server import LearnerServer
 from agent_r1.learner.shutdown import StopSignal
 from agent_r1.learner.stop_rules import FailureMonitor
-from agent_r1.learner.weights.publisher import PushReport, WeightPublisher, prepare_weights_dir
+from agent_r1.learner.weights.delivery import PushReport
+from agent_r1.learner.weights.publisher import WeightPublisher, prepare_weights_dir
 from agent_r1.runtime.files.conditions import Condition
 from agent_r1_proto.connection import LEARNER_GROUP
 from agent_r1_proto.failures import Failure, FailureBoard

@@ -36,7 +36,7 @@ from agent_r1.learner.shutdown import StopRequested, StopSignal, cancel_and_wait
 from agent_r1.learner.stop_rules import RunFailedError
 from agent_r1.learner.train_samples import build_samples, loss_spec
 from agent_r1.learner.weights.canary import CanaryError, canary_samples
-from agent_r1.learner.weights.publisher import PushReport
+from agent_r1.learner.weights.delivery import PushReport
 from agent_r1.learner.weights.run_bundle import RunOffer
 from agent_r1.runtime.http.token import find_token
 from agent_r1.runtime.tracing import record_span

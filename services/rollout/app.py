@@ -148,6 +148,11 @@ def create_app(
             raise HTTPException(422, str(exc)) from exc
         return json_response(CanaryReply(policy_version=policy_version, logprobs=logprobs))
 
+    _add_generation(app, policy)
+    return app
+
+
+def _add_generation(app: FastAPI, policy: Policy) -> None:
     @app.post("/generate", response_class=StreamingResponse)
     async def generate(request: Request) -> Response:
         body = parse_body(GenerateRequest, await request.body())
@@ -160,8 +165,6 @@ def create_app(
         except ValueError as exc:
             raise HTTPException(409, str(exc)) from exc
         return StreamingResponse(_lines(parts), media_type=LINES_TYPE)
-
-    return app
 
 
 async def _lines(parts: AsyncGenerator[GeneratedPart]) -> AsyncIterator[str]:

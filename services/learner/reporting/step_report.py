@@ -14,7 +14,7 @@ from agent_r1.learner.reporting.summary import RunSummary
 from agent_r1.learner.reporting.trajectory_log import step_lines
 from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.stop_rules import FailureMonitor
-from agent_r1.learner.weights.publisher import PushReport
+from agent_r1.learner.weights.delivery import PushReport
 from agent_r1.runtime.durations import format_duration
 
 logger = logging.getLogger(__name__)

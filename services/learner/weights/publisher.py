@@ -18,9 +18,8 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self
+from typing import Self
 
 from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.checkpoints.ownership import TakenOverError
@@ -28,7 +27,6 @@ from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.engine.interface import PolicyEngine, TrainSample
 from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.server import LearnerServer
-from agent_r1.learner.shutdown import cancel_and_wait
 from agent_r1.learner.stop_rules import RunFailedError
 from agent_r1.learner.weights.canary import (
     MEAN_DLOGP,
@@ -41,20 +39,18 @@ from agent_r1.learner.weights.canary import (
     compare,
     judge,
 )
+from agent_r1.learner.weights.delivery import Delivery, PushReport
 from agent_r1.learner.weights.servers import ServerClient, ServerError
 from agent_r1.runtime.files.disk_space import readable_size, require_room
 from agent_r1.runtime.http.token import find_token
 from agent_r1.weights.collective import CollectiveTransport
 from agent_r1.weights.file import FileTransport
 from agent_r1.weights.http import HttpTransport
-from agent_r1.weights.manifest import Published, SnapshotTransport, Transport, time_limit_s
-from agent_r1.weights.snapshot import Weights, write_snapshot
+from agent_r1.weights.manifest import Published, SnapshotTransport, Transport
+from agent_r1.weights.snapshot import write_snapshot
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.weights import (
     CanaryReply,
-    Invitation,
-    LoadReply,
-    LoadRequest,
     NewestVersion,
 )
 
@@ -64,50 +60,10 @@ POLL_S = 1.0
 """Time between two looks at the announced servers while none has the new version."""
 LOUD_S = 15.0
 """Time between two reports of waiting for a rollout server."""
-OTHERS_GRACE_S = 1.0
-"""Time that the other servers have once one has the new version."""
 UNUSABLE = 422
 """HTTP status of a server that has found a version's files damaged, or does not understand them."""
 MAX_REFUSALS = 3
 """A push that servers answered with an error so often, and never loaded, ends the run."""
-
-
-@dataclass
-class PushReport:
-    """One push, and what it took."""
-
-    policy_version: int
-    weights: Weights | None = None
-    """What is pushed, until it is delivered."""
-    started: float = field(default_factory=time.monotonic)
-    """`time.monotonic` when it began."""
-    canary: Sequence[CanaryPrompt] = ()
-    """Prompts on which servers are compared with the learner; empty is no comparison."""
-    canary_floor: float | None = None
-    """Mean |difference| at version 0, in nats; None: not measured."""
-    size_bytes: int = 0
-    """Bytes for a server that holds the version before."""
-    bytes_sent: int = 0
-    """Bytes that the learner has sent to servers since the push before."""
-    gather_s: float = 0.0
-    """Time until the weights were in memory of their own."""
-    write_s: float = 0.0
-    """Time to write and hash them, and to announce them."""
-    wait_s: float = 0.0
-    """Time that the learner trained nothing because of pushes: this one, and the end of the one
-    before."""
-    fetch_s: float = 0.0
-    """Longest time a server took to fetch and verify it, while it went on generating."""
-    total_s: float = 0.0
-    pause_s: float = 0.0
-    """Longest time a server's generation stood still."""
-    servers: int = 0
-    """Servers that had the version when the learner went on."""
-    readings: list[CanaryReading] = field(default_factory=list)
-    predict_s: float = 0.0
-    """Time the learner took to compute the canary's tokens."""
-    score_s: float = 0.0
-    """Longest time a server took to score them."""
 
 
 def make_transport(config: LearnerConfig, server: LearnerServer) -> Transport:
@@ -184,9 +140,8 @@ class WeightPublisher:
         self._pushes = 0
         self._published = PushReport(0)
         """The push of the newest version."""
-        self._stragglers: dict[asyncio.Task[Any], str] = {}
-        """What still goes on of earlier pushes: by the server, "" for those that are late."""
         self.transport = make_transport(config, server)
+        self._delivery = Delivery(config, self._servers, self.transport, self._ask_canary)
         self._delivering = asyncio.Lock()
         self._open = AsyncExitStack()
 
@@ -195,13 +150,13 @@ class WeightPublisher:
         await self._open.enter_async_context(self.transport)
         await self._open.enter_async_context(self._servers)
         if isinstance(self.transport, CollectiveTransport):
-            self._stragglers[asyncio.create_task(self._send_to_late(self.transport))] = ""
+            sending = asyncio.create_task(self._send_to_late())
+            self._delivery.stragglers[sending] = ""
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         """Give up on servers that are still loading; close the HTTP client and the transport."""
-        while running := {task for task in self._stragglers if not task.done()}:
-            await cancel_and_wait(running)  # one that sends to late servers leaves others
+        await self._delivery.close()
         await self._open.aclose()
 
     async def announce(self) -> None:
@@ -235,7 +190,7 @@ class WeightPublisher:
             CanaryError: a server that took long to load an earlier version is out of bounds.
             TakenOverError: a later start of the learner is at work.
         """
-        self._raise_stragglers()
+        self._delivery.raise_stragglers()
         started, loop = time.monotonic(), asyncio.get_running_loop()
         known = await self._registry.known_numbers()
         version = await loop.run_in_executor(
@@ -337,7 +292,9 @@ class WeightPublisher:
                     "goes on above it"
                 )
             async with self._delivering:
-                errors, broken = await self._load_on(servers, report, alone=broken)
+                errors, broken = await self._delivery.load_on(
+                    servers, report, self._location, alone=broken
+                )
             if report.servers:
                 return
             problems |= {name: str(error) for name, error in errors.items()}
@@ -361,101 +318,7 @@ class WeightPublisher:
                 next_word = time.monotonic() + LOUD_S
             await asyncio.sleep(POLL_S)
 
-    async def _load_on(
-        self,
-        servers: Sequence[RolloutServer],
-        report: PushReport,
-        *,
-        alone: bool = False,
-        until_sent: bool = False,
-    ) -> tuple[dict[str, ServerError], bool]:
-        """POST a version to all servers at once; return once one has it and all had a chance.
-
-        Servers that take longer continue in the background; their failures surface at the next
-        push.
-
-        Args:
-            servers: that are to have it.
-            report: of the push; what the servers took is noted there.
-            alone: what is sent from memory is sent to each by itself, so that none waits for
-                another.
-            until_sent: return when it is sent, whoever has loaded it.
-
-        Returns:
-            What went wrong by the server's id, and whether a transfer to several broke, or has not
-            ended.
-        """
-        invitations, sendings = self._invite(servers, alone=alone)
-        names = {
-            asyncio.create_task(self._load_one(server, report, invitation)): server.server_id
-            for server, invitation in invitations
-        }
-        of_server = {server.server_id: invitation for server, invitation in invitations}
-        pending = set(names)
-        errors: dict[str, ServerError] = {}
-        broken = False
-        try:
-            while pending and not (until_sent and not sendings):
-                grace = OTHERS_GRACE_S if report.servers or (broken and not sendings) else None
-                done, _ = await asyncio.wait(
-                    {*pending, *sendings}, timeout=grace, return_when=asyncio.FIRST_COMPLETED
-                )
-                if not done:
-                    break
-                broken |= any(task.exception() is not None for task in done & sendings)
-                sendings -= done
-                for task in done & pending:
-                    pending.discard(task)
-                    try:
-                        reading = task.result()
-                    except ServerError as exc:
-                        errors[names[task]] = exc
-                        logger.warning("push failed server_id=%s error=%s", names[task], exc)
-                        await self._expect_no_more(of_server[names[task]], names[task])
-                        continue
-                    report.servers += 1
-                    if reading is not None:
-                        report.readings.append(reading)
-        finally:
-            self._stragglers |= {task: names[task] for task in pending}
-        return errors, (broken or bool(sendings)) and not alone
-
-    def _invite(
-        self, servers: Sequence[RolloutServer], *, alone: bool
-    ) -> tuple[list[tuple[RolloutServer, Invitation | None]], set[asyncio.Task[None]]]:
-        """Begin to send from memory, where the transport does; else nobody is invited."""
-        if not isinstance(self.transport, CollectiveTransport):
-            return [(server, None) for server in servers], set()
-        # One that is frozen would hold up the others every time.
-        busy = {name for task, name in self._stragglers.items() if not task.done()}
-        servers = [server for server in servers if server.server_id not in busy]
-        invitations: list[tuple[RolloutServer, Invitation | None]] = []
-        sendings: set[asyncio.Task[None]] = set()
-        for group in [[server] for server in servers] if alone else [servers] if servers else []:
-            invitation = self.transport.invite()
-            invitations += [(server, invitation) for server in group]
-            invited = [server.server_id for server in group]
-            sending = asyncio.create_task(self.transport.send(invitation, invited))
-            sending.add_done_callback(_log_failure)  # also where all servers answer before it ends
-            sendings.add(sending)
-        return invitations, sendings
-
-    async def _expect_no_more(self, invitation: Invitation | None, server_id: str) -> None:
-        if invitation is not None and isinstance(self.transport, CollectiveTransport):
-            await self.transport.expect_no_more(invitation, server_id)
-
-    def _raise_stragglers(self) -> None:
-        """Raise what went wrong in the background since the last push, if it must end the run."""
-        done = [task for task in self._stragglers if task.done()]
-        for task in done:
-            del self._stragglers[task]
-            error = task.exception()
-            if isinstance(error, ServerError):
-                logger.warning("late push failed error=%s", error)
-            elif error is not None:
-                raise error
-
-    async def _send_to_late(self, transport: CollectiveTransport) -> None:
+    async def _send_to_late(self) -> None:
         """Send the newest version to servers that came after it was published, for ever.
 
         Their failures are tried again; what must end the run surfaces at the next push.
@@ -475,33 +338,15 @@ class WeightPublisher:
                 pushed = self._published
                 report = PushReport(newest, canary=pushed.canary, size_bytes=pushed.size_bytes)
                 async with self._delivering:
-                    await self._load_on(late, report, until_sent=True)
+                    await self._delivery.load_on(late, report, self._location, until_sent=True)
                 seen = set()
 
-    async def _load_one(
-        self, server: RolloutServer, report: PushReport, invitation: Invitation | None
-    ) -> CanaryReading | None:
+    @property
+    def _location(self) -> str:
+        """Of the newest version's manifest."""
         location = self.newest.manifest_location
         assert location is not None
-        version = report.policy_version
-        request = LoadRequest(
-            manifest_location=location, policy_version=version, invitation=invitation
-        )
-        limit_s = time_limit_s(self._config.push_timeout_s, report.size_bytes)
-        reply = await self._servers.post(server, "/weights/load", request, LoadReply, limit_s)
-        if reply.policy_version < version:
-            raise ServerError(
-                f"server {server.server_id} stayed at policy version {reply.policy_version}",
-                refused=True,
-            )
-        report.fetch_s = max(report.fetch_s, reply.fetch_s)
-        report.pause_s = max(report.pause_s, reply.pause_s)
-        if not report.canary:
-            return None
-        started = time.monotonic()
-        reading = await self._ask_canary(server, report.canary, version)
-        report.score_s = max(report.score_s, time.monotonic() - started)
-        return reading
+        return location
 
     async def check_canary(self, samples: Sequence[TrainSample]) -> list[CanaryReading]:
         """Compare every server that holds the newest version with the learner, without a push.
@@ -596,8 +441,3 @@ class WeightPublisher:
         for version in sorted(versions)[: -self._config.keep_versions]:
             self.transport.withdraw(version)
             shutil.rmtree(self._weights_dir / f"v{version}", ignore_errors=True)
-
-
-def _log_failure(sending: asyncio.Task[None]) -> None:
-    if not sending.cancelled() and (error := sending.exception()) is not None:
-        logger.warning("a transfer failed error=%s", error)

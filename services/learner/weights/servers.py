@@ -1,4 +1,4 @@
-"""The HTTP client of the learner for the weight routes of rollout servers; publisher.py uses it."""
+"""The HTTP client of the learner for the weight routes of rollout servers; delivery.py uses it."""
 
 from __future__ import annotations
 
