@@ -34,8 +34,8 @@ test-v2: setup-tests ## run the engine tests on vLLM's Model Runner V2, which GP
 test-gpu: setup ## say in ten minutes whether this GPU box trains, and what is wrong (DEVICE=cpu; VARIANTS=http,lora or all; OUT=FOLDER)
 	@$(BIN)/python -m scripts.gpu_test $(if $(DEVICE),--device $(DEVICE)) $(if $(VARIANTS),--variants $(VARIANTS)) $(if $(OUT),--out "$(OUT)")
 
-test-docker: ## build the images, run the demo in containers, kill and replace some of them (needs Docker)
-	@scripts/test_docker
+test-docker: ## build the images, run the demo in containers, kill and replace some of them (TRANSPORT=collective; needs Docker)
+	@TRANSPORT="$(TRANSPORT)" scripts/test_docker
 
 test-observe: ## start compose with Prometheus and Grafana, and ask what their dashboards show (WITHOUT=grafana; needs Docker)
 	@WITHOUT="$(WITHOUT)" scripts/test_observe
@@ -43,8 +43,8 @@ test-observe: ## start compose with Prometheus and Grafana, and ask what their d
 images: ## build the images: REGISTRY=..., TAG=... name them, PUSH=1 pushes them, IMAGES="tools cpu" chooses
 	@REGISTRY="$(REGISTRY)" TAG="$(TAG)" PUSH="$(PUSH)" IMAGES="$(IMAGES)" scripts/images
 
-test-k8s: setup ## run the demo on a Kubernetes cluster and replace pods in mid-run; needs docker, kubectl and helm
-	@scripts/test_k8s
+test-k8s: setup ## run the demo on a Kubernetes cluster and replace pods in mid-run (TRANSPORT=collective); needs docker, kubectl and helm
+	@TRANSPORT="$(TRANSPORT)" scripts/test_k8s
 
 test-hosts: setup ## train on network namespaces that share nothing, over slow and lossy links (TRANSPORT=collective)
 	@$(BIN)/python scripts/test_hosts --transport $(or $(TRANSPORT),http)
