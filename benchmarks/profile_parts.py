@@ -41,9 +41,9 @@ RULES: dict[str, dict[str, str]] = {
         "Redis": r"redis/|streams\.py|stream_consumer\.py|registry\.py",
         "encode and decode": r"agent_r1_proto/(trajectory|tasks|wire|codec)|pydantic"
         r"|^finish \(.*text/tokens",
-        "HTTP": r"tool_calls/(client|transport)|httpx|aiohttp|uvicorn|starlette|fastapi",
-        "agent loop": r"agent_loop\.py|parsing\.py|chat_format\.py|tool_calls/|envs/"
-        r"|rollout/worker\.py|tokenization|tracing\.py|logging/",
+        "HTTP": r"attempts/tool_(client|transport)|httpx|aiohttp|uvicorn|starlette|fastapi",
+        "agent loop": r"agent_loop\.py|parsing\.py|chat_format\.py|call_runner\.py|attempts/|envs/"
+        r"|attempts/worker\.py|tokenization|tracing\.py|logging/",
         "event loop": r"asyncio/|selectors\.py",
     },
     "learner": {

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import httpx
 
-from agent_r1.rollout.tool_calls.client import ToolClient
+from agent_r1.attempts.tool_client import ToolClient
 from agent_r1.tools.base import CallContext
 from agent_r1_proto.tools import CallRequest, ToolCall
 from benchmarks.harness import alternate, compare, read_options, write_report

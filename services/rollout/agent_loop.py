@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from agent_r1.attempts.tool_client import ToolClient
+from agent_r1.rollout.call_runner import CallRunner
 from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.decoding.scorer import BranchScorer
 from agent_r1.rollout.decoding.search import Search
 from agent_r1.rollout.envs import ToolEnv
-from agent_r1.rollout.tool_calls.client import ToolClient
-from agent_r1.rollout.tool_calls.runner import CallRunner
 from agent_r1.rollout.turns import AttemptFailedError, Branch, BranchState, Turns, raised
 from agent_r1.runtime.tracing import span
 from agent_r1.text.chat_format import ChatFormat, PromptMessage, Rendered, asked_dialogue

@@ -1,8 +1,8 @@
 """HTTP routes of a rollout server: health, readiness, weight loads, the canary, and generation.
 
 The learner calls `/weights/load` and `/weights/canary`; supervisors ask `/healthz` and `/readyz`;
-samples come over the stream `tasks`, see worker.py. `/generate` samples for those who run the rest
-of an interaction elsewhere.
+samples come over the stream `tasks`, see attempts/worker.py. `/generate` samples for those who run
+the rest of an interaction elsewhere.
 """
 
 from __future__ import annotations

@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from agent_r1.attempts.tool_client import ToolClient
+from agent_r1.attempts.tool_discovery import ToolDirectory
+from agent_r1.attempts.worker import SampleWorker
 from agent_r1.rollout.agent_loop import AgentLoop
 from agent_r1.rollout.app import create_app
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
@@ -24,11 +27,8 @@ from agent_r1.rollout.decoding.scorer import BranchScorer, RewardService
 from agent_r1.rollout.envs import load_env_class
 from agent_r1.rollout.metrics import RolloutMetrics
 from agent_r1.rollout.policy import Policy
-from agent_r1.rollout.tool_calls.client import ToolClient
-from agent_r1.rollout.tool_calls.discovery import ToolDirectory
 from agent_r1.rollout.watchdog import watch
 from agent_r1.rollout.weight_versions import WeightVersions
-from agent_r1.rollout.worker import RolloutWorker
 from agent_r1.runtime.announcements import (
     make_consumer_name,
     withdraw_announcement,
@@ -231,7 +231,7 @@ async def _serve_samples(
         consumer = await stack.enter_async_context(
             broker.consumer(broker.keys.tasks, RolloutTask, group=ROLLOUT_GROUP, consumer=reader)
         )
-        worker = RolloutWorker(
+        worker = SampleWorker(
             consumer=consumer,
             registry=registry,
             run_attempt=make_agent_loop(policy, chat, tools, settings, server_id, scorer).run,
@@ -271,7 +271,7 @@ def _metrics(
     chat: ChatFormat,
     tools: ToolClient,
     versions: WeightVersions,
-    worker: RolloutWorker,
+    worker: SampleWorker,
 ) -> MetricsPage:
     folder = settings.rollout.weights_dir
     metrics = RolloutMetrics({} if folder is None else {"rollout.weights_dir": folder})
@@ -363,7 +363,7 @@ async def _withdraw(registry: Registry, server_id: str) -> None:
 
 
 async def _work(
-    worker: RolloutWorker,
+    worker: SampleWorker,
     http: asyncio.Task[None],
     announcing: Coroutine[None, None, float],
     watching: Coroutine[None, None, None],

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import get_args
 
+from agent_r1.attempts.tool_discovery import ToolDirectory
+from agent_r1.attempts.tool_transport import OUTAGES
 from agent_r1.rollout.policy import Policy
-from agent_r1.rollout.tool_calls.discovery import ToolDirectory
-from agent_r1.rollout.tool_calls.transport import OUTAGES
 from agent_r1.runtime.metrics import LATENCY_BUCKETS, WORK_BUCKETS, Metric, MetricsPage
 from agent_r1.text.control_tokens import SpelledOut
 from agent_r1_proto.trajectory import Status, ToolCallRecord, Trajectory

@@ -1,7 +1,7 @@
 """One turn of an interaction: the model writes, its calls run, the results come back as tokens.
 
 agent_loop.py and decoding/search.py hand in a `Branch`, which is longer by a turn afterwards: its
-tokens come from text/tokens.py, tool results from tool_calls/runner.py, and what they mean from the
+tokens come from text/tokens.py, tool results from call_runner.py, and what they mean from the
 `ToolEnv`. An attempt begins with one branch; a search has several, which share what their parent
 has done and go on from there, each on its own.
 """
@@ -14,12 +14,12 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from agent_r1.attempts.tool_client import ToolOutageError
+from agent_r1.rollout.call_runner import CallRunner
 from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn, ToolEnv
 from agent_r1.rollout.envs.base import Observation
 from agent_r1.rollout.envs.checks import WrongStepError, check_step
-from agent_r1.rollout.tool_calls.client import ToolOutageError
-from agent_r1.rollout.tool_calls.runner import CallRunner
 from agent_r1.runtime.tracing import span
 from agent_r1.runtime.unicode import repair_text
 from agent_r1.text.chat_format import OutsideMessage

@@ -1,8 +1,9 @@
 """The weight versions of this server: the one it samples with, and loading newer ones.
 
-app.py hands in the learner's `LoadRequest`s; worker.py asks to catch up with the registry's newest
-version before it starts samples. Both end in `Policy.load_weights`, one at a time. What is loaded
-is always the version that the registry calls the newest: a request only says that it is time.
+app.py hands in the learner's `LoadRequest`s; attempts/worker.py asks to catch up with the
+registry's newest version before it starts samples. Both end in `Policy.load_weights`, one at a
+time. What is loaded is always the version that the registry calls the newest: a request only says
+that it is time.
 """
 
 from __future__ import annotations

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent_r1.attempts.tool_client import ToolClient
 from agent_r1.learner.engine.interface import LossSpec, TrainSample
 from agent_r1.rollout.agent_loop import AgentLoop
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.rollout.envs import EnvStep, ToolEnv
 from agent_r1.rollout.main import build_chat_format
-from agent_r1.rollout.tool_calls.client import ToolClient
 from agent_r1.rollout.vllm.policy import VllmPolicy
 from agent_r1.rollout.vllm.settings import VllmSettings, read_model
 from agent_r1.runtime.config import ModelConfig

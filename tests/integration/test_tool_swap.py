@@ -17,9 +17,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from agent_r1.attempts.tool_client import ToolClient, ToolOutageError, ToolReply
 from agent_r1.cli.main import main
 from agent_r1.launch.local import launcher_state
-from agent_r1.rollout.tool_calls.client import ToolClient, ToolOutageError, ToolReply
 from agent_r1.runtime.files.run_folder import REDIS_URL_FILE, TOKEN_FILE
 from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.registry import ToolRegistry

@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from agent_r1.attempts.tool_client import ToolClient
 from agent_r1.rollout.agent_loop import AgentLoop
 from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.envs import ToolEnv
-from agent_r1.rollout.tool_calls.client import ToolClient
 from agent_r1.text.chat_format import ChatFormat
 from agent_r1.text.tokens import Generation
 from agent_r1_proto.rewards import ScoreRequest, Value

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 from pydantic import TypeAdapter
 
-from agent_r1.rollout.tool_calls.transport import OUTAGES
+from agent_r1.attempts.tool_transport import OUTAGES
 from agent_r1.tools.config import BUILTIN_TOOLS
 from agent_r1.tools.function import tool_class_of
 from agent_r1.tools.kinds import AnyToolConfig
@@ -59,9 +59,9 @@ def test_every_built_in_tool_is_named():
 
 
 def test_every_kind_of_outage_has_a_rule():
-    rollout = ROOT / "services" / "rollout" / "tool_calls"
+    attempts = ROOT / "services" / "attempts"
     client = "".join(
-        (rollout / name).read_text() for name in ("client.py", "discovery.py", "transport.py")
+        (attempts / f"tool_{name}.py").read_text() for name in ("client", "discovery", "transport")
     )
     kinds = set(re.findall(r'"(tool_[a-z0-9_]+)"', client))
     assert kinds == OUTAGES.keys()

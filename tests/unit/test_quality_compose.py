@@ -19,9 +19,9 @@ import pytest
 import yaml
 from huggingface_hub import constants as hub
 
+from agent_r1.attempts.tool_client import COMPOSE_PROFILES
 from agent_r1.cli.main import build_parser
 from agent_r1.config.run import load_config
-from agent_r1.rollout.tool_calls.client import COMPOSE_PROFILES
 from agent_r1.runtime.config import OWN_ADDRESS
 from agent_r1.tools.sandbox.code_tests import CodeTests
 from agent_r1.tools.sandbox.python_exec import PythonExec

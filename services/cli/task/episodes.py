@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
+from agent_r1.attempts.tool_client import ToolClient
 from agent_r1.cli.services.serve import rollout_settings
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError
@@ -27,7 +28,6 @@ from agent_r1.rollout.main import (
     make_agent_loop,
     make_tool_client,
 )
-from agent_r1.rollout.tool_calls.client import ToolClient
 from agent_r1.rollout.vllm.settings import read_end_tokens
 from agent_r1.runtime.config import StrictConfig
 from agent_r1.runtime.files.file_formats import read_text

@@ -135,7 +135,7 @@ class NeverCloses(ToolEnv):
 async def test_one_sample_whose_clean_up_hangs_does_not_keep_the_others(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("agent_r1.rollout.worker.STOP_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("agent_r1.attempts.worker.STOP_TIMEOUT_S", 0.5)
     policy = bench.gated_policy(asyncio.Event())
     env = {"type": f"{__name__}:NeverCloses"}
     async with bench.server(policy, env=env):

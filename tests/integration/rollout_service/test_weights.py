@@ -166,7 +166,7 @@ async def test_a_server_that_falls_behind_leaves_the_samples_it_has_read_to_othe
 async def test_server_that_cannot_load_the_newest_version_takes_no_samples(
     bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("agent_r1.rollout.worker.CATCH_UP_RETRY_S", 0.05)
+    monkeypatch.setattr("agent_r1.attempts.worker.CATCH_UP_RETRY_S", 0.05)
     policy = bench.policy(ANSWER)
     policy.refuse_weights = "checksum of model.norm.weight does not fit"
     newest = NewestVersion(policy_version=1, manifest_location=bench.manifest(1))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from agent_r1.attempts.tool_discovery import ToolDirectory
 from agent_r1.rollout import agent_loop
 from agent_r1.rollout import metrics as rollout_metrics
 from agent_r1.rollout.metrics import FAILURE_KINDS, RolloutMetrics
 from agent_r1.rollout.policy import EngineWork
-from agent_r1.rollout.tool_calls.discovery import ToolDirectory
 from agent_r1.runtime.metrics import metrics_of
 from agent_r1.text.control_tokens import SpelledOut
 from agent_r1_proto.tools import ToolSpec

@@ -1,7 +1,7 @@
 """The stream worker: samples from `tasks`, trajectories to `trajectories`.
 
 Takes a sample only when it has room and holds the newest weights, runs each as a coroutine of its
-own (agent_loop.py), and publishes a trajectory the moment it ends, in one MULTI with the
+own (rollout/agent_loop.py), and publishes a trajectory the moment it ends, in one MULTI with the
 acknowledgement of its sample. Killed at any point, its samples go to another server.
 """
 
@@ -12,9 +12,9 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from agent_r1.rollout.tool_calls.transport import MAX_FREE_ATTEMPTS, is_free
-from agent_r1.rollout.weight_versions import WeightVersions
+from agent_r1.attempts.tool_transport import MAX_FREE_ATTEMPTS, is_free
 from agent_r1.runtime.tracing import span
 from agent_r1.text.tokens import EngineDeadError, PolicyError, failed_trajectory
 from agent_r1.weights.manifest import WeightsRefusedError
@@ -24,6 +24,7 @@ from agent_r1_proto.registry import Registry
 from agent_r1_proto.stream_consumer import Entry, StreamConsumer
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.trajectory import Trajectory
+from agent_r1_proto.weights import NewestVersion
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +43,28 @@ def _attempt(task: RolloutTask) -> tuple[str, str | None]:
     return str(task.key), task.reply_stream
 
 
+class HeldWeights(Protocol):
+    """The weights that samples are drawn with."""
+
+    @property
+    def held(self) -> int:
+        """Version of them."""
+        ...
+
+    async def catch_up(self, newest: NewestVersion) -> None:
+        """Return once the newest version, or a later one, is held.
+
+        Raises:
+            EngineDeadError: nothing can be sampled any more.
+            PolicyError: it is not held.
+            WeightsRefusedError: it cannot be used.
+            TimeoutError: it did not come in time.
+        """
+        ...
+
+
 @dataclass(eq=False, kw_only=True)
-class RolloutWorker:
+class SampleWorker:
     """Works on samples of one run until it is stopped."""
 
     consumer: StreamConsumer[RolloutTask]
@@ -52,8 +73,8 @@ class RolloutWorker:
     """Newest version and incarnation."""
     run_attempt: Callable[[RolloutTask], Awaitable[Trajectory]]
     """Runs one attempt to its end, and raises EngineDeadError where the policy dies."""
-    versions: WeightVersions
-    """The weights of this server."""
+    versions: HeldWeights
+    """The weights of this server, or of those that sample for it."""
     trajectories: str
     """Name of the stream that gets the results."""
     max_concurrent: int

@@ -1,7 +1,7 @@
 """Tool directory: the one place that decides which instance of a tool gets a call.
 
 Instances come from the registry in Redis (`watch_forever` reads it twice a second) or, with a fixed
-URL, from the configuration. client.py asks for an endpoint per call and says how it went;
+URL, from the configuration. tool_client.py asks for an endpoint per call and says how it went;
 agent_loop.py pins versions at the start of a trajectory.
 
 A trajectory keeps the versions it started with (`env.pin = "trajectory"`): new ones are drawn by
@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agent_r1.rollout.tool_calls.transport import BREAKER_OPEN_S, Endpoint, RequestError
+from agent_r1.attempts.tool_transport import BREAKER_OPEN_S, Endpoint, RequestError
 from agent_r1_proto.registry import WITHDRAW_TIMEOUT_S, ToolRegistry
 from agent_r1_proto.tool_pool import Pin, PinReport, ToolInstance, ToolState, ToolUse
 from agent_r1_proto.tools import ToolSpec

@@ -1,9 +1,9 @@
 """HTTP client of the tool services: specs at start, calls and sessions while trajectories run.
 
-runner.py calls through here; discovery.py says which instance gets a call. A reply is a
-`ToolReply` the model reads; anything else (timeout, lost connection, 5xx, a reply that does not
-parse) is a `ToolOutageError`, which fails the attempt: transport.py
-makes the requests and has the table.
+rollout/call_runner.py calls through here; tool_discovery.py says which instance gets a call. A
+reply is a `ToolReply` the model reads; anything else (timeout, lost connection, 5xx, a reply that
+does not parse) is a `ToolOutageError`, which fails the attempt: tool_transport.py makes the
+requests and has the table.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import TypeVar
 import jsonschema.protocols
 from pydantic import JsonValue
 
-from agent_r1.rollout.tool_calls.discovery import POLL_S, ToolDirectory
-from agent_r1.rollout.tool_calls.transport import (
+from agent_r1.attempts.tool_discovery import POLL_S, ToolDirectory
+from agent_r1.attempts.tool_transport import (
     FIRST_DELAY_S,
     LONGEST_DELAY_S,
     Endpoint,

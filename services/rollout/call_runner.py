@@ -1,6 +1,6 @@
 """The tool calls of one turn: refused with a text for the model, or run, each with its record.
 
-turns.py hands in what reading.py read; calls go out through client.py.
+turns.py hands in what reading.py read; calls go out through attempts/tool_client.py.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from agent_r1.attempts.tool_client import ToolClient, ToolOutageError, ToolReply
 from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.envs import CallResult, CallStatus
-from agent_r1.rollout.tool_calls.client import ToolClient, ToolOutageError, ToolReply
 from agent_r1.runtime.tracing import span
 from agent_r1.text.control_tokens import TRUNCATION_MARKER
 from agent_r1.text.reading import ParsedCall, TurnText

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from agent_r1.rollout.tool_calls.discovery import ToolDirectory
-from agent_r1.rollout.tool_calls.transport import BREAKER_FAILURES, BREAKER_OPEN_S, RequestError
+from agent_r1.attempts.tool_discovery import ToolDirectory
+from agent_r1.attempts.tool_transport import BREAKER_FAILURES, BREAKER_OPEN_S, RequestError
 from agent_r1_proto.tool_pool import Pin, ToolInstance, ToolState
 from agent_r1_proto.tools import ToolSpec
 

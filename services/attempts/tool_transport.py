@@ -1,8 +1,9 @@
-"""The requests that client.py makes of tool services, and what can be wrong with the answers.
+"""The requests that tool_client.py makes of tool services, and what can be wrong with the answers.
 
 Two kinds of things go wrong. What the model or the tool itself did is answered to the model as
-text, and the trajectory continues (runner.py, `status` of the call record). What a service or the
-network did is an outage: no token of it is trained on, and the attempt ends as FAILED.
+text, and the trajectory continues (rollout/call_runner.py, `status` of the call record). What a
+service or the network did is an outage: no token of it is trained on, and the attempt ends as
+FAILED.
 
 | what happened | call status | becomes |
 |---|---|---|

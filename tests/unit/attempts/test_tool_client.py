@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from agent_r1.rollout.tool_calls.client import ToolClient, ToolOutageError
+from agent_r1.attempts.tool_client import ToolClient, ToolOutageError
 from agent_r1.runtime.http.token import RunToken
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.registry import ToolRegistry
@@ -98,7 +98,7 @@ async def test_a_call_that_may_have_run_is_sent_again_only_where_that_is_harmles
 
 
 async def test_a_reply_over_the_size_limit_is_an_outage(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("agent_r1.rollout.tool_calls.transport.MAX_REPLY_BYTES", 100)
+    monkeypatch.setattr("agent_r1.attempts.tool_transport.MAX_REPLY_BYTES", 100)
     async with FakeToolServer(reply=b" " * 101) as server, client_of(server) as client:
         with pytest.raises(ToolOutageError, match=r"tool_too_large: .* more than 100 bytes"):
             await search(client)
@@ -315,7 +315,7 @@ async def test_waiting_for_a_free_place_ends_with_the_trajectory_or_after_a_long
     async with FakeToolServer(always=429) as server, client_of(server) as client:
         with pytest.raises(ToolOutageError, match=r"^tool_timeout: search: "):
             await search(client, deadline=time.monotonic() + 0.3)
-        monkeypatch.setattr("agent_r1.rollout.tool_calls.client.LONGEST_WAIT_S", 0.3)
+        monkeypatch.setattr("agent_r1.attempts.tool_client.LONGEST_WAIT_S", 0.3)
         with pytest.raises(ToolOutageError, match=r"^tool_full: search: "):
             await search(client)
 
@@ -325,7 +325,7 @@ async def test_waiting_for_requests_of_others_takes_no_time(monkeypatch: pytest.
         await asyncio.sleep(0.4)
         return ToolResult()
 
-    monkeypatch.setattr("agent_r1.rollout.tool_calls.transport.SLOT_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("agent_r1.attempts.tool_transport.SLOT_TIMEOUT_S", 0.05)
     async with (
         FakeToolServer(answer=take_time, max_batch=1) as server,
         client_of(server, max_requests=1, timeout_s=1.0, retries=0) as client,

@@ -1,0 +1,1 @@
+"""What makes attempts at samples: takes them from the stream, and calls tools for them."""
