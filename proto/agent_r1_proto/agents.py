@@ -1,0 +1,62 @@
+"""Attempts of agents: what the gateway asks of the service that runs agents, and how one ended.
+
+That service is called like a tool: gateway --POST /call, `tool_context` is an `AgentAttempt`-->
+agents; the result has an `AgentEnd` as its data. Neither payload nor run token is in it: an agent
+is the model's side.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, JsonValue
+
+from agent_r1_proto.messages import StrictMessage
+from agent_r1_proto.tasks import ChatMessage
+
+AGENTS = "agents"
+"""Name under which the service announces itself in the pool of tools."""
+AgentExit = Literal["ok", "failed", "timeout", "not_started"]
+"""How an agent ended: by itself, with an error of its own, at the time limit; or never began."""
+MAX_OUTPUT_CHARS = 64 << 10
+"""Most characters of an agent's answer, of its output, and of one artefact."""
+MAX_ARTEFACTS = 16
+
+
+class AgentTask(StrictMessage):
+    """Part of a task that an agent sees."""
+
+    id: str
+    prompt: Annotated[list[ChatMessage], Field(min_length=1)]
+    """The dialogue of the task; its last message is what is asked."""
+    metadata: dict[str, JsonValue] = {}
+
+
+class AgentAttempt(StrictMessage):
+    """One attempt that an agent is to make."""
+
+    task: AgentTask
+    url: Annotated[str, Field(pattern=r"^https?://")]
+    """Base URL of the session's model at the gateway, up to and with `/v1`."""
+    key: Annotated[str, Field(min_length=16)]
+    """Credential of the session; it ends with the session."""
+    model: str
+    """What the model is called there."""
+    timeout_s: Annotated[float, Field(gt=0)]
+    """Time from its start after which the agent is stopped, in seconds."""
+
+
+class AgentEnd(StrictMessage):
+    """End of an attempt, as the agent's side saw it."""
+
+    exit: AgentExit
+    answer: str | None = None
+    """What the agent answered, where `agent.answer` says that it does so itself; None: nothing."""
+    output: str = ""
+    """The end of what it printed, for rewards and logs."""
+    error: str = ""
+    """Why it failed or did not start, in one line."""
+    artefacts: dict[str, str] = {}
+    """Files that it left and `agent.artefacts` names: the text of each by its path."""
+    latency_s: Annotated[float, Field(ge=0)] = 0.0
+    """From the agent's start to its end, in seconds."""

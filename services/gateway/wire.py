@@ -1,0 +1,137 @@
+"""What every wire reads requests into and writes answers from; wires/*.py know the forms of each.
+
+An agent --HTTP--> wires/chat.py --`Asked`--> session.py --`Said`, `Ended`--> the wire --> the agent
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from agent_r1_proto.tasks import ChatMessage
+from agent_r1_proto.tools import ToolSpec
+
+ErrorKind = Literal[
+    "invalid_request",
+    "context_full",
+    "no_session",
+    "ended",
+    "busy",
+    "too_large",
+    "unavailable",
+]
+"""Kinds of errors: a request that is wrong; one that leaves no room for a token, at which agents
+shorten their history; a session that is not there, or a wrong key (which looks the same); one that
+has ended; a limit on what is in flight; a body over the limit; a fault of ours."""
+
+
+class WireError(Exception):
+    """A request that is refused; the message says value, limit and remedy."""
+
+    def __init__(
+        self, kind: ErrorKind, message: str, *, param: str = "", retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.kind: ErrorKind = kind
+        self.param = param
+        """Field of the body that is wrong; "" where none is."""
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request for the next turn, whatever wire it came over."""
+
+    messages: tuple[ChatMessage, ...]
+    """The whole history as the client keeps it, without reasoning; it ends with a message of the
+    user or of a tool."""
+    tools: tuple[ToolSpec, ...] = ()
+    """Offered to the policy; their version is ""."""
+    max_tokens: int | None = None
+    """Most tokens to sample."""
+    stop: tuple[str, ...] = ()
+    """Texts at whose first occurrence the turn ends; they are not part of what is shown."""
+    n: int = 1
+    """Answers that are wanted; each is a branch."""
+    retries: int = 0
+    """How often the client says that it has sent this request before."""
+    constrained: str = ""
+    """What forces the answer (a grammar, a tool choice, a logit bias); "" where nothing does."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """Text of a turn as it grows. A wire splits it into thought, content and calls (speech.py)."""
+
+    choice: int
+    """Which of the `n` answers."""
+    text: str
+    """What has been decoded since the last one; never half a character, nor a stop text."""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    """Natural-log probability of each token, at the sampling temperature."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Nothing was said for a while: weights are being loaded, or the engine is busy."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of one answer."""
+
+    choice: int
+    turn: int
+    """Number of the turn in its session: ids of its calls are `Session.call_id(turn, i)`."""
+    reason: Literal["stop", "length"]
+    prompt_tokens: int
+    cached_tokens: int
+    """Of the prompt, those that the session had already sent."""
+    sampled_tokens: int
+
+
+Event = Said | Waiting | Ended
+
+
+class Session(Protocol):
+    """One attempt, as wires see it."""
+
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+        ...
+
+    def call_id(self, turn: int, call: int) -> str:
+        """Return the id of a call of a turn, by which it is known when it comes back."""
+        ...
+
+    def opening(self) -> str:
+        """Return the thought that the template begins before a turn; "" where it begins none."""
+        ...
+
+    def ask(self, asked: Asked) -> AsyncGenerator[Event]:
+        """Let the policy write the next turn. Closing the iterator aborts what is being sampled.
+
+        Raises:
+            WireError: before the first event, the request is refused; after it, a fault of ours.
+        """
+        ...
+
+    async def delivered(self, turn: int) -> None:
+        """Say that the last byte of a turn's answer was handed to the client's connection."""
+        ...
+
+
+class Sessions(Protocol):
+    """The sessions of this gateway."""
+
+    def find(self, session_id: str, key: str) -> Session:
+        """Return a session by its id and its key.
+
+        Raises:
+            WireError: there is none, or it has ended.
+        """
+        ...
+
