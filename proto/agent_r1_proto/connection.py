@@ -100,6 +100,10 @@ class Keys:
         """Return the key that tells one rollout server to drain."""
         return f"{self.prefix}rollout_drains:{server_id}"
 
+    def session(self, session_id: str) -> tuple[str, str]:
+        """Return the list that logs one session of an agent, and the number of its owner."""
+        return f"{self.prefix}sessions:{session_id}", f"{self.prefix}session_owners:{session_id}"
+
     def scoring_models(self, component: str) -> tuple[str, str]:
         """Return the list of versions of the model a component asks, and the hash of their URLs."""
         return f"{self.prefix}scoring_models:{component}", f"{self.prefix}scoring_urls:{component}"

@@ -285,6 +285,22 @@ class ToolClient:
 
         await self._retrying(name, choose, send)
 
+    def holder(self, name: str, rollout_id: str) -> str:
+        """Return the instance that holds a session; "" where none is open."""
+        held = self._sessions.get((name, rollout_id))
+        return "" if held is None else held.instance
+
+    def resume_session(self, name: str, rollout_id: str, instance: str) -> None:
+        """Take over a session that another client has opened.
+
+        Raises:
+            ToolOutageError: the instance that holds it is gone.
+        """
+        endpoint = self.directory.endpoints(name).get(instance)
+        if endpoint is None:
+            raise ToolOutageError("tool_session_lost", name, f"{instance} is gone", attempts=0)
+        self._sessions[name, rollout_id] = endpoint
+
     async def close_session(self, name: str, rollout_id: str) -> None:
         """Close a session, if it can be reached: a lost one expires at the service."""
         endpoint = self._sessions.pop((name, rollout_id), None)

@@ -114,10 +114,14 @@ MAX_FREE_ATTEMPTS = 20
 """Attempts of one sample that do not count, at most: instances that die all the time do count."""
 
 
+FREE_ATTEMPTS = ("agent_not_started", "agent_silent", "rollout_unavailable")
+"""Further kinds of such attempts, of agents: none of them has shown anything of the policy."""
+
+
 def is_free(reason: str) -> bool:
     """Return whether an attempt that FAILED so does not count against `max_attempts`."""
-    outage = OUTAGES.get(reason.partition(":")[0])
-    return outage is not None and outage.free_attempt
+    kind = reason.partition(":")[0]
+    return kind in FREE_ATTEMPTS or (kind in OUTAGES and OUTAGES[kind].free_attempt)
 
 
 @dataclass

@@ -61,6 +61,18 @@ class Asked:
 
 
 @dataclass(frozen=True)
+class Begun:
+    """The beginning of one answer."""
+
+    choice: int
+    """Which of the `n` answers."""
+    turn: int
+    """Number of the turn in its session: ids of its calls are `Session.call_id(turn, i)`."""
+    opening: str
+    """The thought that the template began before it; "" where it began none."""
+
+
+@dataclass(frozen=True)
 class Said:
     """Text of a turn as it grows. A wire splits it into thought, content and calls (speech.py)."""
 
@@ -83,8 +95,6 @@ class Ended:
     """The end of one answer."""
 
     choice: int
-    turn: int
-    """Number of the turn in its session: ids of its calls are `Session.call_id(turn, i)`."""
     reason: Literal["stop", "length"]
     prompt_tokens: int
     cached_tokens: int
@@ -92,7 +102,7 @@ class Ended:
     sampled_tokens: int
 
 
-Event = Said | Waiting | Ended
+Event = Begun | Said | Waiting | Ended
 
 
 class Session(Protocol):
@@ -105,10 +115,6 @@ class Session(Protocol):
 
     def call_id(self, turn: int, call: int) -> str:
         """Return the id of a call of a turn, by which it is known when it comes back."""
-        ...
-
-    def opening(self) -> str:
-        """Return the thought that the template begins before a turn; "" where it begins none."""
         ...
 
     def ask(self, asked: Asked) -> AsyncGenerator[Event]:
@@ -134,4 +140,3 @@ class Sessions(Protocol):
             WireError: there is none, or it has ended.
         """
         ...
-

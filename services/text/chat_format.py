@@ -356,17 +356,19 @@ class ChatFormat:
         whole = as_json(text) if in_json else text
         return OutsideMessage(role, shown, token_ids, content=text if shown == whole else shown)
 
-    def encode_reply(self, reply: Sequence[OutsideMessage]) -> list[int]:
-        """Return the tokens between a sampled end-of-turn token and the model's next turn.
+    def encode_reply(self, reply: Sequence[OutsideMessage], *, is_ended: bool = True) -> list[int]:
+        """Return the tokens between a turn and the model's next one.
 
         Args:
             reply: what follows the turn, in order; several results go in one rendering.
+            is_ended: the turn ends with a sampled end-of-turn token; otherwise the template's
+                stands first.
         """
         glue = self._glue_of(tuple(message.role for message in reply))
         for i, message in enumerate(reply):
             if message.call_id:
                 glue = [piece.replace(dummy_id(i), message.call_id) for piece in glue]
-        token_ids = self._glue_ids(glue[0])[1:]  # the end-of-turn token is sampled
+        token_ids = self._glue_ids(glue[0])[is_ended:]
         for message, piece in zip(reply, glue[1:], strict=True):
             token_ids += message.token_ids
             token_ids += self._glue_ids(piece)
@@ -383,12 +385,13 @@ class ChatFormat:
 
     # -- the model's turns -----------------------------------------------------------------------
 
+    def is_ended(self, token_ids: Sequence[int]) -> bool:
+        """Say whether tokens of a turn end with an end-of-turn token."""
+        return bool(token_ids) and token_ids[-1] in self._end_of_turn_ids
+
     def decode_turn(self, token_ids: Sequence[int]) -> str:
         """Decode one turn for reading, without its end-of-turn token."""
-        ids = list(token_ids)
-        if ids and ids[-1] in self._end_of_turn_ids:
-            ids.pop()
-        return self.decode(ids)
+        return self.decode(token_ids[:-1] if self.is_ended(token_ids) else token_ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Decode tokens as they are, control tokens included."""

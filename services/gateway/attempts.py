@@ -1,0 +1,217 @@
+"""Attempts of agents: a session is opened, the agent is called, and a trajectory comes of it.
+
+services/attempts/worker.py hands in `RolloutTask`s and publishes what is returned; wires find the
+sessions here. The agent's service is called like a tool. Where another gateway has begun an
+attempt, its journal says how far it came, and its agent still runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pydantic import ValidationError
+
+from agent_r1.attempts.tool_client import ToolClient, ToolOutageError
+from agent_r1.gateway.config import AgentConfig
+from agent_r1.gateway.journal import AttemptCalled, AttemptEnded, Journal
+from agent_r1.gateway.servers import RolloutServers
+from agent_r1.gateway.session import MODEL, AgentSession, SessionRules
+from agent_r1.gateway.trajectory import last_main_turn, session_trajectory
+from agent_r1.gateway.wire import WireError
+from agent_r1.text.chat_format import ChatFormat
+from agent_r1.text.tokens import turn_seed
+from agent_r1_proto.agents import AGENTS, AgentAttempt, AgentEnd, AgentTask
+from agent_r1_proto.parts import shown_text
+from agent_r1_proto.session_log import SessionLog, SessionTakenError
+from agent_r1_proto.streams import Broker
+from agent_r1_proto.tasks import RolloutTask
+from agent_r1_proto.trajectory import Status, Trajectory
+
+logger = logging.getLogger(__name__)
+
+CALL_MARGIN_S = 15.0
+"""Time that the agents' service has beside the agent's own: to start it, and to answer."""
+SESSION_KEPT_S = 600.0
+"""A journal is kept for so long after the attempt's time is up."""
+
+
+def session_name(rollout: RolloutTask) -> str:
+    """Return the id of an attempt's session: the same at every gateway, and fit for a URL."""
+    text = f"{rollout.reply_stream or ''} {rollout.key}"
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+@dataclass(eq=False, kw_only=True)
+class AgentAttempts:
+    """Makes attempts, many at a time."""
+
+    broker: Broker
+    chat: ChatFormat
+    servers: RolloutServers
+    tools: ToolClient
+    """Knows the service that runs agents."""
+    agent: AgentConfig
+    rules: SessionRules
+    server_id: str
+    """Name of this gateway."""
+    wire_url: str
+    """Base URL that agents call."""
+    on_end: Callable[[AgentSession, Trajectory], None] = lambda session, trajectory: None
+    """Called at the end of each attempt."""
+    _open: dict[str, AgentSession] = field(default_factory=dict[str, AgentSession], init=False)
+    _journals: dict[str, Journal] = field(default_factory=dict[str, Journal], init=False)
+    _ended: Counter[str] = field(default_factory=Counter[str], init=False)
+
+    def find(self, session_id: str, key: str) -> AgentSession:
+        """Return an open session by its id and its key.
+
+        Raises:
+            WireError: there is none of that id and key.
+        """
+        session = self._open.get(session_id)
+        expected = "" if session is None else session.key
+        if not hmac.compare_digest(expected.encode(), key.encode()) or session is None:
+            raise WireError(
+                "no_session",
+                "there is no session of this id and key here; it has ended, or the API key is "
+                "another one's",
+            )
+        return session
+
+    async def run(self, rollout: RolloutTask) -> Trajectory:
+        """Make one attempt, or go on with one that another gateway has begun.
+
+        Raises:
+            CancelledError: another gateway has taken the attempt over.
+        """
+        session_id = session_name(rollout)
+        kept_s = self.agent.timeout_s + CALL_MARGIN_S + SESSION_KEPT_S
+        journal = Journal(SessionLog(self.broker, session_id, kept_s))
+        session = AgentSession(rollout, session_id, journal, self.chat, self.servers, self.rules)
+        await session.open()
+        self._open[session_id], self._journals[session_id] = session, journal
+        try:
+            if session.over is None:
+                over = await self._call(session)
+                session.close()
+                session.over = over
+                await journal.write(over)
+        except SessionTakenError as exc:
+            # Its entry has another reader by now, who publishes; nothing is left to do here.
+            logger.warning("session taken over by another gateway session=%s", session_id)
+            raise asyncio.CancelledError from exc
+        finally:
+            session.close()
+            del self._open[session_id]
+            if not journal.is_taken:
+                await asyncio.shield(self.tools.close_session(AGENTS, session_id))
+        trajectory = self._trajectory(session, session.over)
+        self.on_end(session, trajectory)
+        return trajectory
+
+    async def forget(self, trajectory: Trajectory) -> None:
+        """Delete the journal of an attempt whose trajectory is published, or nobody wants."""
+        journal = self._journals.pop(session_name(trajectory.rollout), None)
+        if journal is not None:
+            await journal.delete()
+
+    # -- the agent -------------------------------------------------------------------------------
+
+    async def _call(self, session: AgentSession) -> AttemptEnded:
+        """Let the agent run to its end.
+
+        Raises:
+            SessionTakenError: another gateway goes on with it.
+        """
+        task = session.rollout.task
+        left_s = session.started_at + self.agent.timeout_s - time.time()
+        attempt = AgentAttempt(
+            task=AgentTask(id=task.id, prompt=task.messages(), metadata=task.metadata),
+            url=f"{self.wire_url}/sessions/{session.session_id}/v1",
+            key=session.key,
+            model=MODEL,
+            timeout_s=max(left_s, 0.001),
+        )
+        name = session.session_id
+        try:
+            if session.called is None:
+                await self.tools.open_session(AGENTS, name, None)
+                await session.journal.write(AttemptCalled(instance=self.tools.holder(AGENTS, name)))
+            else:
+                self.tools.resume_session(AGENTS, name, session.called)
+            reply = await self.tools.call(
+                AGENTS,
+                {},
+                rollout_id=name,
+                turn=0,
+                tool_context=attempt.model_dump(mode="json"),
+                deadline=time.monotonic() + max(left_s, 0.0) + CALL_MARGIN_S,
+            )
+            return AttemptEnded(end=AgentEnd.model_validate(reply.result.data))
+        except ToolOutageError as exc:
+            return AttemptEnded(outage=exc.reason)
+        except ValidationError as exc:
+            return AttemptEnded(outage=f"agent_bad_reply: {exc.error_count()} fields are wrong")
+
+    # -- what comes of it ------------------------------------------------------------------------
+
+    def _trajectory(self, session: AgentSession, over: AttemptEnded) -> Trajectory:
+        end = over.end
+        status, reason = _outcome(session, over)
+        answer = self._answer(session, end)
+        return session_trajectory(
+            session,
+            self.chat,
+            self.agent.credit,
+            (status, reason),
+            answer=answer,
+            data=None if end is None else end.model_dump(mode="json", exclude={"answer"}),
+            seed=turn_seed(self.rules.run_seed, session.rollout, 0),
+            server_id=self.server_id,
+            started_at=session.started_at,
+            latency_ms=max(time.time() - session.started_at, 0.0) * 1000,
+        )
+
+    def _answer(self, session: AgentSession, end: AgentEnd | None) -> str | None:
+        """Return the answer: what the markup of an answer holds, or else the whole text."""
+        text: str | None
+        if self.agent.answer == "message":
+            turn = last_main_turn(session, self.agent.credit)
+            if turn is None or turn.said is None or turn.said.tool_calls:
+                return None
+            if turn.read is not None and turn.read.answer is not None:
+                return None  # it says so itself
+            text = shown_text(turn.said.content)
+        else:
+            text = None if end is None else end.answer
+        if text is None:
+            return None
+        marked = self.chat.reader.read(text).answer
+        return text.strip() if marked is None else marked
+
+
+def _outcome(session: AgentSession, over: AttemptEnded) -> tuple[Status, str]:
+    """Say how an attempt ended: what is no fault of the agent fails, and is made again."""
+    end = over.end
+    if end is None:
+        return "FAILED", over.outage
+    if session.fault:
+        return "FAILED", session.fault
+    if end.exit == "not_started":
+        return "FAILED", f"agent_not_started: {end.error}"
+    if not any(turn.token_ids for turn in session.forest.turns):
+        return "FAILED", f"agent_silent: it asked for no turn and ended ({end.exit}) {end.error}"
+    if session.is_spent:
+        return "TRUNCATED", "max_session_tokens"
+    if end.exit == "timeout":
+        return "TRUNCATED", "agent_timeout"
+    if end.exit == "failed":
+        return "TRUNCATED", f"agent_failed: {end.error}"
+    return "COMPLETED", "answer"

@@ -1,0 +1,262 @@
+"""A session as a forest: every turn that was sampled, what it was sampled after, and what joins it.
+
+session.py asks where a request goes (`place`) and applies what it journals; trajectory.py makes a
+`Trajectory` of the whole. Pure: no clock, no network, no model.
+
+A turn goes on with the sequence of its parent, or begins one of its own: at the root of a lineage,
+where a client has rewritten the history, and where the template does. A request is joined to the
+turn whose history and answer it begins with, by the ids of our calls first, then by what messages
+say. A history is named by the digest of its messages, so that joining costs one look per message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from agent_r1.gateway.wire import Asked
+from agent_r1.text.reading import TurnText
+from agent_r1_proto.generation import FinishReason, GeneratedPart
+from agent_r1_proto.parts import shown_text
+from agent_r1_proto.tasks import ChatMessage
+from agent_r1_proto.trajectory import VersionSpan
+
+_CALL_ID = re.compile(r"call_([0-9a-f]{8})_(\d+)_\d+")
+
+
+@dataclass(eq=False)
+class TurnNode:
+    """One turn of the policy. P = tokens of its prompt, N = sampled tokens."""
+
+    number: int
+    """In the order in which turns were begun."""
+    parent: TurnNode | None
+    """The turn before it, of the same lineage; None at a root."""
+    lineage: int
+    """Number of the lineage, in the order in which lineages began."""
+    asked: str
+    """Digest of the history that it answers."""
+    begins: bool
+    """Its prompt is a sequence of its own; otherwise it stands behind its parent's last token."""
+    prompt: list[int]
+    """[P] tokens before it: a whole sequence where it begins one, else those since its parent."""
+    opening: str = ""
+    """The thought that the template began for it."""
+    replies: list[ChatMessage] = field(default_factory=list[ChatMessage])
+    """What the policy read since the parent's turn."""
+    constrained: str = ""
+    """What forced it; "" where the policy was free."""
+    token_ids: list[int] = field(default_factory=list[int])
+    """[N] as they were sampled."""
+    logprobs: list[float] = field(default_factory=list[float])
+    """[N] natural-log probability of each, at the sampling temperature."""
+    version_spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
+    """Which weights sampled which of them; start and end count from the first."""
+    finish_reason: FinishReason | None = None
+    """None while it is being sampled, and where that was cut off."""
+    shown: int | None = None
+    """Characters of it that were shown, where a stop text cut it; None: all."""
+    read: TurnText | None = None
+    """What it says, once it has ended."""
+    said: ChatMessage | None = None
+    """What the client was told, once it has ended."""
+    delivered: bool = False
+    """The client has had all of it: its last byte was written, or a later request repeats it."""
+    children: list[TurnNode] = field(default_factory=list["TurnNode"])
+
+    def context(self) -> list[int]:
+        """Return the tokens before its first sampled token, to the beginning of its sequence."""
+        pieces = [self.prompt]
+        node = self
+        while not node.begins:
+            assert node.parent is not None
+            node = node.parent
+            pieces += [node.token_ids, node.prompt]
+        return [token for piece in reversed(pieces) for token in piece]
+
+    def add(self, part: GeneratedPart) -> None:
+        """Append tokens that were sampled after those it has."""
+        start = len(self.token_ids)
+        self.token_ids += part.token_ids
+        self.logprobs += part.logprobs
+        for span in part.version_spans:
+            last = self.version_spans[-1] if self.version_spans else None
+            if last and last.end == start and last.policy_version == span.policy_version:
+                start, _ = last.start, self.version_spans.pop()
+            self.version_spans.append(
+                VersionSpan(
+                    policy_version=span.policy_version, start=start, end=len(self.token_ids)
+                )
+            )
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a request goes."""
+
+    asked: str
+    """Digest of its history."""
+    again: list[TurnNode]
+    """Turns that answer the same history and may be told once more: retries of the client."""
+    parent: TurnNode | None
+    lineage: int
+    """Of the turn; one that is not there yet begins with it."""
+    root: str
+    """What the lineage is known by."""
+    first_new: int
+    """Index of the first message that the parent has not read and not said; 0 without one."""
+    is_continued: bool
+    """The request begins with the history and the answer of the parent."""
+    own: dict[int, TurnNode]
+    """Messages of the request that turns of this session have said, by index."""
+
+
+class Forest:
+    """The turns of a session.
+
+    Args:
+        nonce: 8 hexadecimal digits that ids of this session's calls have.
+        volatile: patterns of text that a client changes on every call; it is shown as first seen.
+    """
+
+    def __init__(self, nonce: str, volatile: Sequence[str] = ()) -> None:
+        self.nonce = nonce
+        self.turns: list[TurnNode] = []
+        self._volatile = [re.compile(pattern) for pattern in volatile]
+        self._first_seen: dict[str, ChatMessage] = {}
+        self._asked: dict[str, list[TurnNode]] = {}
+        """Turns by the history that they answer."""
+        self._said: dict[str, list[TurnNode]] = {}
+        """Turns by the history that ends with their answer."""
+        self._texts: dict[tuple[int, str], TurnNode] = {}
+        """Turns by lineage and what they said."""
+        self._roots: dict[str, int] = {}
+        """Lineages by the first message that is no system message."""
+        self.changed_texts = 0
+        """Messages that were shown as first seen, though the client had changed them."""
+
+    # -- joining ---------------------------------------------------------------------------------
+
+    def place(self, asked: Asked) -> Place:
+        """Say where a request goes; nothing changes."""
+        digests = self._digests(asked)
+        parent, first_new = None, 0
+        for i in reversed(range(len(asked.messages))):
+            found = self._said.get(digests[i + 1])
+            if found:
+                parent, first_new = _best(found), i + 1
+                break
+        root = self._root(asked)
+        lineage = parent.lineage if parent else self._roots.get(root, len(self._roots))
+        is_continued = parent is not None
+        if parent is None:
+            same = [turn for turn in self.turns if turn.lineage == lineage]
+            parent = same[-1] if same else None
+        return Place(
+            asked=digests[-1],
+            again=list(self._asked.get(digests[-1], ())),
+            parent=parent,
+            lineage=lineage,
+            root=root,
+            first_new=first_new,
+            is_continued=is_continued,
+            own=self._own(asked.messages, digests, lineage),
+        )
+
+    def _own(
+        self, messages: Sequence[ChatMessage], digests: Sequence[str], lineage: int
+    ) -> dict[int, TurnNode]:
+        own: dict[int, TurnNode] = {}
+        for i, message in enumerate(messages):
+            if message.role != "assistant":
+                continue
+            turn = self._by_id(message)
+            if turn is None and (same := self._said.get(digests[i + 1])):
+                turn = _best(same)
+            turn = turn or self._texts.get((lineage, _spoken_key(message)))
+            if turn is not None:
+                own[i] = turn
+        return own
+
+    def _by_id(self, message: ChatMessage) -> TurnNode | None:
+        for call in message.tool_calls:
+            found = _CALL_ID.fullmatch(call.id)
+            if found and found[1] == self.nonce and int(found[2]) < len(self.turns):
+                return self.turns[int(found[2])]
+        return None
+
+    def first_seen(self, message: ChatMessage) -> ChatMessage:
+        """Return a message as it was when it came first, where only volatile text has changed."""
+        if not self._volatile or message.role == "assistant":
+            return message
+        seen = self._first_seen.setdefault(self._key(message), message)
+        self.changed_texts += seen is not message and seen != message
+        return seen
+
+    def call_id(self, turn: int, call: int) -> str:
+        """Return the id of a call."""
+        return f"call_{self.nonce}_{turn}_{call}"
+
+    def _digests(self, asked: Asked) -> list[str]:
+        """Return the digests of the history before each message, and of all of it."""
+        offered = [tool.as_function() for tool in asked.tools]
+        digests = [_digest("", json.dumps(offered, sort_keys=True))]
+        for message in asked.messages:
+            digests.append(_digest(digests[-1], self._key(message)))
+        return digests
+
+    def _key(self, message: ChatMessage) -> str:
+        if message.role == "assistant":
+            turn = self._by_id(message)
+            return f"turn {turn.number}" if turn is not None else _spoken_key(message)
+        text = shown_text(message.content)
+        for pattern in self._volatile:
+            text = pattern.sub("", text)
+        return f"{message.role} {text}"
+
+    def _root(self, asked: Asked) -> str:
+        first = next((m for m in asked.messages if m.role != "system"), asked.messages[0])
+        return self._key(first)
+
+    # -- what happens ----------------------------------------------------------------------------
+
+    def begin(self, turn: TurnNode, root: str) -> None:
+        """Add a turn that is to be sampled.
+
+        Args:
+            turn: has the next number.
+            root: what its lineage is known by.
+        """
+        assert turn.number == len(self.turns)
+        self.turns.append(turn)
+        self._asked.setdefault(turn.asked, []).append(turn)
+        if turn.parent is not None:
+            turn.parent.children.append(turn)
+        self._roots.setdefault(root, turn.lineage)
+
+    def end(self, turn: TurnNode, reason: FinishReason, read: TurnText, said: ChatMessage) -> None:
+        """Note the end of a turn, and what the client was told."""
+        turn.finish_reason, turn.read, turn.said = reason, read, said
+        for key in {self._key(said), _spoken_key(said)}:
+            self._said.setdefault(_digest(turn.asked, key), []).append(turn)
+        self._texts[turn.lineage, _spoken_key(said)] = turn
+
+
+def _best(turns: Sequence[TurnNode]) -> TurnNode:
+    """Return which of the turns with one history and one answer goes on: the last delivered one."""
+    return next((turn for turn in reversed(turns) if turn.delivered), turns[-1])
+
+
+def _digest(before: str, what: str) -> str:
+    data = f"{before}\0{what}".encode(errors="surrogatepass")
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _spoken_key(message: ChatMessage) -> str:
+    """Return what an assistant's message says, however white space and arguments are written."""
+    calls = [[call.name, call.arguments] for call in message.tool_calls]
+    text = " ".join(shown_text(message.content).split())
+    return "assistant " + json.dumps([text, calls], sort_keys=True)

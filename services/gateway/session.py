@@ -1,0 +1,550 @@
+"""One session: an agent asks for turns, the policy samples them, and a forest keeps them.
+
+wires/*.py hand in `Asked` and write what comes out; servers.py samples; what happens is in the
+journal before the agent sees it. A gateway that takes the session over replays the journal, and
+goes on where the other one ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, replace
+
+from agent_r1.gateway import journal as log
+from agent_r1.gateway.forest import Forest, Place, TurnNode
+from agent_r1.gateway.servers import RequestRefusedError, RolloutServers, ServerError
+from agent_r1.gateway.speech import said_message
+from agent_r1.gateway.wire import Asked, Begun, Ended, Event, Said, Waiting, WireError
+from agent_r1.text.chat_format import ChatFormat, OutsideMessage, PromptMessage
+from agent_r1.text.chat_template import ChatTemplateError
+from agent_r1.text.reading import TurnReader
+from agent_r1.text.tokens import turn_seed
+from agent_r1.text.tool_formats import ParsedCall
+from agent_r1_proto.generation import FinishReason, GeneratedPart, GenerateRequest
+from agent_r1_proto.parts import ImageRefusedError
+from agent_r1_proto.session_log import SessionTakenError
+from agent_r1_proto.tasks import ChatMessage, RolloutTask
+
+logger = logging.getLogger(__name__)
+
+PING_S = 5.0
+GIVE_UP_S = 120.0
+"""How long a turn waits for a server that samples, before the attempt fails."""
+RETRY_S = 0.2
+MAX_QUEUED = 64
+"""Events of an answer that wait for a client that reads slowly."""
+NO_LIMIT = 1 << 30
+MODEL = "policy"
+"""What the model is called in sessions."""
+
+
+@dataclass(frozen=True)
+class SessionRules:
+    """Limits and choices of sessions, from `[agent]`, `[env]` and `[model]`."""
+
+    run_seed: int = 0
+    max_context: int = 4096
+    max_tokens_per_turn: int = 1024
+    max_session_tokens: int = 1 << 20
+    max_requests: int = 1000
+    """Of one session, in all."""
+    max_in_flight: int = 16
+    """Requests of one session at a time."""
+    keeps_thoughts: bool = True
+    """Thoughts of earlier turns stay, whatever the client keeps."""
+    allows_constrained: bool = False
+    volatile: Sequence[str] = ()
+    answer_pattern: str | None = None
+
+
+class AgentSession:
+    """The session of one attempt.
+
+    Args:
+        rollout: the attempt.
+        session_id: its name, the same at every gateway.
+        journal: of this session.
+        chat: the model's template.
+        servers: that sample.
+        rules: limits and choices.
+    """
+
+    def __init__(
+        self,
+        rollout: RolloutTask,
+        session_id: str,
+        journal: log.Journal,
+        chat: ChatFormat,
+        servers: RolloutServers,
+        rules: SessionRules,
+    ) -> None:
+        self.rollout = rollout
+        self.session_id = session_id
+        self.journal = journal
+        self.key = ""
+        self.started_at = 0.0
+        self.called: str | None = None
+        """The instance that runs the agent."""
+        self.over: log.AttemptEnded | None = None
+        self.forest = Forest(session_id[:8], rules.volatile)
+        self.fault = ""
+        """What was ours, where a request could not be served."""
+        self.is_spent = False
+        """A limit of the session refused a request."""
+        self.requests = 0
+        self._chat = chat
+        self._servers = servers
+        self._rules = rules
+        self._server: str | None = None
+        """Where the prefix is cached."""
+        self._sampling: set[int] = set()
+        """Numbers of the turns that are being sampled."""
+        self._tries = 0
+        self._in_flight = 0
+        self._is_closed = False
+
+    # -- opening and closing ---------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Take the session, and restore what another gateway left of it."""
+        for event in await self.journal.read():
+            self._restore(event)
+        if not self.key:
+            self.key, self.started_at = secrets.token_urlsafe(24), time.time()
+            await self.journal.write(log.SessionOpened(key=self.key, started_at=self.started_at))
+
+    def close(self) -> None:
+        """Refuse requests from now on."""
+        self._is_closed = True
+
+    def _restore(self, event: log.Event) -> None:
+        turns = self.forest.turns
+        match event:
+            case log.SessionOpened():
+                self.key, self.started_at = event.key, event.started_at
+            case log.TurnBegun():
+                fields = event.model_dump(exclude={"event", "parent", "root", "replies"})
+                parent = None if event.parent is None else turns[event.parent]
+                turn = TurnNode(parent=parent, replies=event.replies, **fields)
+                self.forest.begin(turn, event.root)
+            case log.TokensSampled():
+                turns[event.turn].add(event.part)
+            case log.TurnEnded():
+                turns[event.turn].shown = event.shown
+                self._end(turns[event.turn], event.reason)
+            case log.TurnDelivered():
+                turns[event.turn].delivered = True
+            case log.AttemptCalled():
+                self.called = event.instance
+            case log.AttemptEnded():
+                self.over = event
+
+    # -- what wires see --------------------------------------------------------------------------
+
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+        return MODEL
+
+    def call_id(self, turn: int, call: int) -> str:
+        """Return the id of a call of a turn."""
+        return self.forest.call_id(turn, call)
+
+    async def delivered(self, turn: int) -> None:
+        """Say that the client's connection has all of a turn's answer."""
+        node = self.forest.turns[turn]
+        if not node.delivered:
+            node.delivered = True
+            await self.journal.write(log.TurnDelivered(turn=turn))
+
+    async def ask(self, asked: Asked) -> AsyncGenerator[Event]:
+        """Let the policy write the next turn; closing the iterator aborts what is sampled.
+
+        Raises:
+            WireError: the request is refused, or cannot be served.
+        """
+        self._refuse(asked)
+        self.requests += 1
+        self._in_flight += 1
+        queue: asyncio.Queue[Event | BaseException | None] = asyncio.Queue(MAX_QUEUED)
+        work: list[asyncio.Task[None]] = []
+        nodes: list[TurnNode] = []
+        try:
+            nodes = await self._begin(asked)
+            work = [
+                asyncio.create_task(self._answer(node, i, asked, queue))
+                for i, node in enumerate(nodes)
+            ]
+            left = len(work)
+            while left:
+                try:
+                    async with asyncio.timeout(PING_S):
+                        event = await queue.get()
+                except TimeoutError:
+                    yield Waiting()
+                    continue
+                if isinstance(event, BaseException):
+                    raise event
+                left -= event is None
+                if event is not None:
+                    yield event
+        except SessionTakenError as exc:
+            raise WireError("unavailable", f"{exc}; send the request again") from exc
+        finally:
+            for task in work:
+                task.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+            self._sampling -= {node.number for node in nodes}
+            self._in_flight -= 1
+
+    # -- placing a request -----------------------------------------------------------------------
+
+    def _refuse(self, asked: Asked) -> None:
+        """Raise where a request is not served."""
+        rules = self._rules
+        if self._is_closed:
+            raise WireError("ended", "the session has ended, and its agent is to stop")
+        if asked.constrained and not rules.allows_constrained:
+            raise WireError(
+                "invalid_request",
+                f"{asked.constrained} forces what the policy writes, which cannot be trained; "
+                "leave it out, or set agent.allow_constrained = true, which leaves it untrained",
+                param=asked.constrained.partition(" ")[0],
+            )
+        if self._in_flight + asked.n > rules.max_in_flight:
+            raise WireError(
+                "busy",
+                f"{self._in_flight} requests of this session are in flight; at most "
+                f"{rules.max_in_flight} may be (agent.max_in_flight): wait for one to end",
+                retry_after_s=1.0,
+            )
+        used = sum(len(turn.prompt) + len(turn.token_ids) for turn in self.forest.turns)
+        for name, value, limit in (
+            ("max_requests", self.requests, rules.max_requests),
+            ("max_session_tokens", used, rules.max_session_tokens),
+        ):
+            if value >= limit:
+                self.is_spent = True
+                raise WireError("ended", f"the session has used its {limit} (agent.{name})")
+
+    async def _begin(self, asked: Asked) -> list[TurnNode]:
+        """Return the turns that answer a request: told again, gone on with, or begun now."""
+        asked = replace(asked, messages=tuple(map(self.forest.first_seen, asked.messages)))
+        place = self.forest.place(asked)
+        events: list[log.Event] = []
+        if place.is_continued and place.parent is not None and not place.parent.delivered:
+            place.parent.delivered = True
+            events.append(log.TurnDelivered(turn=place.parent.number))
+        again = [
+            turn
+            for turn in place.again
+            if turn.number not in self._sampling and (asked.retries or not turn.delivered)
+        ]
+        nodes = again[: asked.n]
+        missing = asked.n - len(nodes)
+        begins, prompt, opening = self._prompt(asked, place) if missing else (False, [], "")
+        for _ in range(missing):
+            node = TurnNode(
+                number=len(self.forest.turns),
+                parent=place.parent,
+                lineage=place.lineage,
+                asked=place.asked,
+                begins=begins,
+                prompt=prompt,
+                opening=opening,
+                replies=_replies(asked.messages, place),
+                constrained=asked.constrained,
+            )
+            self.forest.begin(node, place.root)
+            nodes.append(node)
+            fields = {k: getattr(node, k) for k in log.TurnBegun.model_fields if hasattr(node, k)}
+            parent = None if node.parent is None else node.parent.number
+            events.append(log.TurnBegun(**{**fields, "parent": parent, "root": place.root}))
+        self._sampling |= {node.number for node in nodes}
+        if events:
+            await self.journal.write(*events)
+        return nodes
+
+    def _prompt(self, asked: Asked, place: Place) -> tuple[bool, list[int], str]:
+        """Return whether a turn begins a sequence, the tokens before it, and its opening."""
+        new = asked.messages[place.first_new :]
+        try:
+            if place.is_continued and place.parent and self._can_append(place.parent, new):
+                reply = self._outside(new, place.parent)
+                is_ended = self._chat.is_ended(place.parent.token_ids)
+                if not self._chat.rewrites(reply):
+                    tokens = self._chat.encode_reply(reply, is_ended=is_ended)
+                    length = len(place.parent.context()) + len(place.parent.token_ids)
+                    self._check_room(length + len(tokens))
+                    return False, tokens, self._chat.opening_after(reply)
+            rendered = self._chat.render_prompt(self._dialogue(asked, place), asked.tools)
+        except (ChatTemplateError, ImageRefusedError) as exc:
+            raise WireError("invalid_request", str(exc), param="messages") from exc
+        self._check_room(len(rendered.token_ids))
+        return True, rendered.token_ids, rendered.opening
+
+    def _can_append(self, parent: TurnNode, new: Sequence[ChatMessage]) -> bool:
+        """Return whether messages may stand behind a turn's tokens, and nothing before changes."""
+        if not new or any(message.role not in ("tool", "user") for message in new):
+            return False
+        return self._rules.keeps_thoughts or not _has_thought(parent)
+
+    def _check_room(self, length: int) -> None:
+        limit = self._rules.max_context
+        if length >= limit:
+            raise WireError(
+                "context_full",
+                f"the messages have {length} tokens, and the context holds {limit} "
+                "(model.max_context) with what is sampled; shorten the history",
+                param="messages",
+            )
+
+    def _outside(
+        self, messages: Sequence[ChatMessage], turn: TurnNode | None
+    ) -> list[OutsideMessage]:
+        """Return what follows a turn: its results in the order of its calls, then the others."""
+        calls = () if turn is None or turn.read is None else _readable_calls(turn)
+        number = (
+            {} if turn is None else {self.call_id(turn.number, i): i for i in range(len(calls))}
+        )
+        ordered = (
+            sorted(
+                messages,
+                key=lambda m: (
+                    number.get(m.tool_call_id, len(number)) if m.role == "tool" else NO_LIMIT
+                ),
+            )
+            if all(m.role == "tool" for m in messages)
+            else messages
+        )
+        reply: list[OutsideMessage] = []
+        for message in ordered:
+            one = self._chat.outside_message(
+                message.role, message.text(), max_chars=NO_LIMIT, max_tokens=None
+            )
+            call = number.get(message.tool_call_id)
+            written = message.tool_call_id if call is None else calls[call].id
+            reply.append(replace(one, call_id=written, call=call))
+        return reply
+
+    def _dialogue(self, asked: Asked, place: Place) -> list[PromptMessage]:
+        """Return a history to render: what the policy said in it stays its own tokens."""
+        messages: list[PromptMessage] = []
+        turn: TurnNode | None = None
+        is_later = False
+        for i, message in enumerate(asked.messages):
+            if message.role == "assistant":
+                is_later, turn = True, place.own.get(i)
+                keeps = self._rules.keeps_thoughts or not _has_thought(turn)
+                messages.append(self._said_tokens(turn) if turn and keeps else message)
+            elif is_later and message.role != "system":
+                messages += self._outside([message], turn)
+            else:
+                messages.append(message)
+        return messages
+
+    def _said_tokens(self, turn: TurnNode) -> OutsideMessage:
+        """Return what a turn said, as its tokens; the template writes its own end of turn."""
+        ids = turn.token_ids[: -1 if self._chat.is_ended(turn.token_ids) else None]
+        ids = [*self._chat.encode(turn.opening), *ids]
+        return OutsideMessage("assistant", self._chat.decode(ids), ids)
+
+    # -- sampling --------------------------------------------------------------------------------
+
+    async def _answer(
+        self,
+        node: TurnNode,
+        choice: int,
+        asked: Asked,
+        queue: asyncio.Queue[Event | BaseException | None],
+    ) -> None:
+        """Put one answer on the queue, from its first token; None ends it."""
+        try:
+            text = _GrowingText(self._chat, asked.stop)
+            await queue.put(Begun(choice, node.number, node.opening))
+            if node.token_ids:
+                shown = text.add(node.token_ids, node.shown)
+                await queue.put(Said(choice, shown, tuple(node.token_ids), tuple(node.logprobs)))
+            if node.finish_reason is None:
+                async for part in self._sample(node, asked):
+                    shown = text.add(part.token_ids)
+                    await queue.put(
+                        Said(choice, shown, tuple(part.token_ids), tuple(part.logprobs))
+                    )
+                    reason = "stop" if text.is_stopped else part.finish_reason
+                    if reason is not None:
+                        node.shown = text.cut
+                        self._end(node, reason)
+                        event = log.TurnEnded(turn=node.number, reason=reason, shown=node.shown)
+                        await self.journal.write(event)
+                        break
+            rest = text.finish()
+            if rest:
+                await queue.put(Said(choice, rest))
+            assert node.finish_reason is not None
+            length = len(node.context())
+            cached = 0 if node.begins else length - len(node.prompt)
+            await queue.put(Ended(choice, node.finish_reason, length, cached, len(node.token_ids)))
+            await queue.put(None)
+        except Exception as exc:  # noqa: BLE001 - the reader of the queue raises it
+            await queue.put(exc)
+
+    async def _sample(self, node: TurnNode, asked: Asked) -> AsyncGenerator[GeneratedPart]:
+        """Sample a turn to its end; what is yielded is in the journal.
+
+        Raises:
+            WireError: no server samples.
+        """
+        context = node.context()
+        room = self._rules.max_context - len(context)
+        limit = min(self._rules.max_tokens_per_turn, room, asked.max_tokens or NO_LIMIT)
+        deadline = time.monotonic() + GIVE_UP_S
+        problem = "no rollout server is announced"
+        while len(node.token_ids) < limit:
+            server = self._servers.choose(self._server)
+            if server is not None:
+                self._note_server(server.server_id)
+                try:
+                    async for part in self._servers.stream(
+                        server, self._request(node, context, limit)
+                    ):
+                        node.add(part)
+                        await self.journal.write(log.TokensSampled(turn=node.number, part=part))
+                        deadline = time.monotonic() + GIVE_UP_S
+                        yield part
+                    return
+                except ServerError as exc:
+                    problem = str(exc)
+                    logger.warning("turn goes on elsewhere session=%s why=%s", self.session_id, exc)
+                except RequestRefusedError as exc:
+                    self.fault = f"policy_error: {exc}"
+                    raise WireError("unavailable", str(exc)) from exc
+            if time.monotonic() > deadline:
+                self.fault = f"rollout_unavailable: nothing sampled for {GIVE_UP_S:g} s: {problem}"
+                raise WireError("unavailable", self.fault)
+            await asyncio.sleep(RETRY_S)
+        yield GeneratedPart(finish_reason="length")
+
+    def _note_server(self, server_id: str) -> None:
+        self._servers.moves += self._server is not None and self._server != server_id
+        self._server = server_id
+
+    def _request(self, node: TurnNode, context: list[int], limit: int) -> GenerateRequest:
+        self._tries += 1
+        done = len(node.token_ids)
+        return GenerateRequest(
+            request_id=f"{self.session_id}/{node.number}/{self._tries}",
+            token_ids=[*context, *node.token_ids],
+            max_tokens=limit - done,
+            temperature=self.rollout.sampling.temperature,
+            seed=turn_seed(self._rules.run_seed, self.rollout, *self._place_of(node, done)),
+        )
+
+    @staticmethod
+    def _place_of(node: TurnNode, done: int) -> tuple[int, str]:
+        """Return the number of a turn in its dialogue, and the path that tells branches apart.
+
+        The first dialogue of a session has the seeds of the same dialogue in the agent loop.
+        """
+        depth, is_first, turn = 0, node.lineage == 0, node
+        while True:
+            siblings = turn.parent.children if turn.parent else [turn]
+            is_first = is_first and siblings[0] is turn
+            if turn.parent is None:
+                break
+            depth, turn = depth + 1, turn.parent
+        path = "" if is_first else f"turn-{node.number}"
+        return depth, f"{path}+{done}" if done else path
+
+    def _end(self, node: TurnNode, reason: FinishReason) -> None:
+        """Note that a turn has ended, and what it says."""
+        text = self._chat.decode_turn(node.token_ids)
+        reader = self.reader(node)
+        said = said_message(
+            text[: node.shown], node.opening, reader, lambda i: self.call_id(node.number, i)
+        )
+        self.forest.end(node, reason, reader.read(text), said)
+
+    def reader(self, node: TurnNode) -> TurnReader:
+        """Return what reads a turn."""
+        return replace(
+            self._chat.reader,
+            answer_pattern=self._rules.answer_pattern,
+            opens_in_thought=bool(node.opening),
+        )
+
+
+class _GrowingText:
+    """Text of a turn as its tokens come: never half a character, and nothing of a stop text."""
+
+    def __init__(self, chat: ChatFormat, stop: Sequence[str]) -> None:
+        self._chat = chat
+        self._stop = [text for text in stop if text]
+        self._held = max((len(text) for text in self._stop), default=1) - 1
+        """Characters that may be the beginning of a stop text."""
+        self._ids: list[int] = []
+        self._from = self._decoded = 0
+        """Where what is decoded together begins, and up to where it has been."""
+        self._text = ""
+        self._told = 0
+        self.cut: int | None = None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Return whether a stop text has come."""
+        return self.cut is not None
+
+    def add(self, token_ids: Sequence[int], cut: int | None = None) -> str:
+        """Append tokens, and return the text that may be shown."""
+        self._ids += token_ids
+        ids = self._ids[: -1 if self._chat.is_ended(self._ids) else None]
+        before = self._chat.decode(ids[self._from : self._decoded])
+        whole = self._chat.decode(ids[self._from :])
+        if not whole.endswith("\ufffd") and len(whole) >= len(before):
+            searched = max(0, len(self._text) - self._held)
+            self._text += whole[len(before) :]
+            self._from, self._decoded = self._decoded, len(ids)
+            found = [at for stop in self._stop if (at := self._text.find(stop, searched)) >= 0]
+            if found and self.cut is None:
+                self.cut = min(found)
+        self.cut = self.cut if cut is None else cut
+        return self._tell(len(self._text) - self._held)
+
+    def finish(self) -> str:
+        """Return the rest of the text."""
+        ids = self._ids[: -1 if self._chat.is_ended(self._ids) else None]
+        self._text = self._chat.decode(ids) if self.cut is None else self._text
+        return self._tell(len(self._text))
+
+    def _tell(self, end: int) -> str:
+        end = max(self._told, end if self.cut is None else self.cut)
+        told, self._told = self._text[self._told : end], end
+        return told
+
+
+def _readable_calls(turn: TurnNode) -> list[ParsedCall]:
+    """Return the calls of a turn that the client was told, in order."""
+    assert turn.read is not None
+    return [call for call in turn.read.calls if not call.error]
+
+
+def _has_thought(turn: TurnNode | None) -> bool:
+    """Return whether a turn, or one before it in its sequence, has a thought."""
+    while turn is not None:
+        if turn.read is not None and turn.read.said != turn.read.text:
+            return True
+        turn = None if turn.begins else turn.parent
+    return False
+
+
+def _replies(messages: Sequence[ChatMessage], place: Place) -> list[ChatMessage]:
+    """Return what the policy has not read before a turn."""
+    first = place.first_new
+    if not place.is_continued:
+        said = [i for i, message in enumerate(messages) if message.role == "assistant"]
+        first = said[-1] + 1 if said else len(messages)
+    return list(messages[first:])

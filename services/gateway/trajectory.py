@@ -1,0 +1,196 @@
+"""A session as the trajectory that is trained: which of its turns count, and in what order.
+
+attempts.py asks at the end of an attempt. Every token that was sampled is in the trajectory once:
+trained, or in a lineage that says why it is not. The main lineage stands first, since rewards are
+about its turns; it is the one with the most turns, the first of equals.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import JsonValue
+
+from agent_r1.gateway.forest import TurnNode
+from agent_r1.gateway.session import AgentSession
+from agent_r1.text.chat_format import ChatFormat
+from agent_r1.text.tokens import Generation, Interaction
+from agent_r1_proto.parts import TextPart, shown_text
+from agent_r1_proto.tasks import ChatMessage
+from agent_r1_proto.trajectory import Lineage, Reply, Status, ToolCallRecord, Trajectory
+
+Credit = Literal["all", "main"]
+UNDELIVERED = "undelivered"
+"""The client never had it: it went away, or a server did."""
+BRANCH = "branch_not_gone_on_with"
+"""Another answer to the same history was gone on with, or came later."""
+SIDE_CALL = "side_call"
+"""With `agent.credit = "main"`: not of the main lineage."""
+CONSTRAINED = "constrained"
+"""The request forced what was written."""
+
+
+@dataclass
+class _Strand:
+    """Turns of one lineage that share their treatment, as sequences of turns."""
+
+    lineage: int
+    excluded: str
+    sequences: list[list[TurnNode]]
+
+    def add(self, turn: TurnNode) -> None:
+        """Append a turn behind its parent, where that is the last of a sequence."""
+        for sequence in self.sequences:
+            if not turn.begins and sequence[-1] is turn.parent:
+                sequence.append(turn)
+                return
+        self.sequences.append([turn])
+
+
+def exclusions(turns: Iterable[TurnNode], credit: Credit, main: int) -> dict[TurnNode, str]:
+    """Return why each turn with tokens is not trained; "" where it is."""
+    sampled = [turn for turn in turns if turn.token_ids]
+    answers: dict[str, list[TurnNode]] = {}
+    for turn in sampled:
+        answers.setdefault(turn.asked, []).append(turn)
+    return {turn: _excluded(turn, answers[turn.asked], credit, main) for turn in sampled}
+
+
+def _excluded(turn: TurnNode, answers: list[TurnNode], credit: Credit, main: int) -> str:
+    if turn.constrained:
+        return CONSTRAINED
+    if not turn.delivered:
+        return UNDELIVERED
+    if credit == "main" and turn.lineage != main:
+        return SIDE_CALL
+    if not turn.children:
+        gone_on = any(other.children for other in answers)
+        last = next(other for other in reversed(answers) if other.delivered)
+        if gone_on or last is not turn:
+            return BRANCH
+    return ""
+
+
+def main_lineage(turns: Iterable[TurnNode]) -> int:
+    """Return the number of the lineage with the most turns, the first of equals."""
+    counts = Counter(turn.lineage for turn in turns if turn.token_ids)
+    return min(counts, key=lambda lineage: (-counts[lineage], lineage), default=0)
+
+
+def last_main_turn(session: AgentSession, credit: Credit) -> TurnNode | None:
+    """Return the last trained turn of the main lineage; None where none is trained."""
+    main = main_lineage(session.forest.turns)
+    reasons = exclusions(session.forest.turns, credit, main)
+    trained = [turn for turn, why in reasons.items() if turn.lineage == main and not why]
+    return trained[-1] if trained else None
+
+
+def session_trajectory(
+    session: AgentSession,
+    chat: ChatFormat,
+    credit: Credit,
+    ended: tuple[Status, str],
+    *,
+    answer: str | None,
+    data: JsonValue,
+    **facts: Any,
+) -> Trajectory:
+    """Return the trajectory of a session that has ended.
+
+    Args:
+        session: of the attempt.
+        chat: the model's template.
+        credit: `agent.credit`.
+        ended: status and reason.
+        answer: what the agent answered; None: what its last turn says.
+        data: for reward components, with the last turn of the main lineage.
+        facts: fields of the trajectory that its turns do not give.
+    """
+    turns = session.forest.turns
+    main = main_lineage(turns)
+    strands = _strands(exclusions(turns, credit, main), main)
+    interaction = Interaction(session.rollout)
+    interaction.ended = ended
+    lineages: list[Lineage] = []
+    kept: dict[int, int] = {}
+    for number, strand in enumerate(strands):
+        name = "main" if strand.lineage == main else f"agent-{strand.lineage}"
+        lineages.append(
+            Lineage(
+                name=f"{name}:{strand.excluded}" if strand.excluded else name,
+                first_segment=len(interaction.segment_starts) + (number > 0),
+                parent=kept.get(strand.lineage, 0 if number else None),
+                excluded=strand.excluded,
+            )
+        )
+        if not strand.excluded:
+            kept[strand.lineage] = number
+        for sequence in strand.sequences:
+            _write(interaction, session, chat, sequence)
+        if number == 0 and interaction.turns:
+            changes = {"data": data} if answer is None else {"data": data, "answer": answer}
+            interaction.turns[-1] = interaction.turns[-1].model_copy(update=changes)
+    is_plain = len(lineages) <= 1 and not any(lineage.excluded for lineage in lineages)
+    return interaction.finish(lineages=[] if is_plain else lineages, **facts)
+
+
+def _strands(reasons: dict[TurnNode, str], main: int) -> list[_Strand]:
+    strands: dict[tuple[bool, int, str], _Strand] = {}
+    for turn, why in reasons.items():
+        key = (turn.lineage != main, turn.lineage, why)
+        strands.setdefault(key, _Strand(turn.lineage, why, [])).add(turn)
+    return [strands[key] for key in sorted(strands)]
+
+
+def _write(
+    interaction: Interaction, session: AgentSession, chat: ChatFormat, sequence: list[TurnNode]
+) -> None:
+    """Append a sequence: what stands before its first turn, and its turns."""
+    for i, turn in enumerate(sequence):
+        if i:
+            interaction.token_ids += turn.prompt
+        elif interaction.turns:
+            interaction.segment_starts.append(len(interaction.token_ids))
+            interaction.token_ids += turn.context()
+        else:
+            interaction.token_ids += turn.context()
+            interaction.prompt_length = len(interaction.token_ids)
+        start = len(interaction.token_ids)
+        read = turn.read or session.reader(turn).read(chat.decode_turn(turn.token_ids))
+        interaction.add_sampled(
+            Generation(
+                turn.token_ids, turn.logprobs, turn.version_spans, turn.finish_reason or "length"
+            ),
+            read,
+        )
+        replies = next((child.replies for child in turn.children if child.replies), [])
+        numbers = {session.call_id(turn.number, j): j for j in range(len(read.calls))}
+        results = {numbers[r.tool_call_id]: r for r in replies if r.tool_call_id in numbers}
+        ends = chat.call_end_indexes(turn.token_ids, read.text, read.calls)
+        interaction.set_calls(
+            [
+                ToolCallRecord(
+                    end_token_index=start + end,
+                    tool=call.name,
+                    arguments=call.arguments,
+                    status="malformed" if call.error else "ok",
+                    parts=_parts(results.get(j)),
+                    error=call.error,
+                )
+                for j, (call, end) in enumerate(zip(read.calls, ends, strict=True))
+            ]
+        )
+        interaction.add_replies(
+            [
+                Reply(role=r.role, parts=_parts(r), call=numbers.get(r.tool_call_id))
+                for r in replies
+                if r.role in ("tool", "user")
+            ]
+        )
+
+
+def _parts(message: ChatMessage | None) -> list[Any]:
+    return [] if message is None else [TextPart(text=shown_text(message.content))]
