@@ -96,6 +96,8 @@ class AgentSession:
         self.is_spent = False
         """A limit of the session refused a request."""
         self.requests = 0
+        self.tools: set[str] = set()
+        """Tools of the run that were called."""
         self._chat = chat
         self._servers = servers
         self._rules = rules
