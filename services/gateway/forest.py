@@ -152,12 +152,15 @@ class Forest:
         root = self._root(asked)
         lineage = parent.lineage if parent else self._roots.get(root, len(self._roots))
         is_continued = parent is not None
-        if parent is None:
+        again = self._asked.get(digests[-1], [])
+        if parent is None and again:
+            parent = again[0].parent
+        elif parent is None:
             same = [turn for turn in self.turns if turn.lineage == lineage]
             parent = same[-1] if same else None
         return Place(
             asked=digests[-1],
-            again=list(self._asked.get(digests[-1], ())),
+            again=list(again),
             parent=parent,
             lineage=lineage,
             root=root,

@@ -446,15 +446,15 @@ class AgentSession:
             seed=turn_seed(self._rules.run_seed, self.rollout, *self._place_of(node, done)),
         )
 
-    @staticmethod
-    def _place_of(node: TurnNode, done: int) -> tuple[int, str]:
+    def _place_of(self, node: TurnNode, done: int) -> tuple[int, str]:
         """Return the number of a turn in its dialogue, and the path that tells branches apart.
 
         The first dialogue of a session has the seeds of the same dialogue in the agent loop.
         """
         depth, is_first, turn = 0, node.lineage == 0, node
         while True:
-            siblings = turn.parent.children if turn.parent else [turn]
+            roots = [one for one in self.forest.turns if one.parent is None]
+            siblings = turn.parent.children if turn.parent else roots
             is_first = is_first and siblings[0] is turn
             if turn.parent is None:
                 break
