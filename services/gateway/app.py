@@ -11,9 +11,10 @@ from typing import Literal
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
 
+from agent_r1.gateway.attempts import AgentAttempts
 from agent_r1.gateway.servers import RolloutServers
-from agent_r1.gateway.wire import Sessions
 from agent_r1.gateway.wires.chat import add_chat
+from agent_r1.gateway.wires.tools import add_tools
 from agent_r1.runtime.http.api import Route, describe
 from agent_r1_proto.messages import Message
 
@@ -65,8 +66,9 @@ def create_app(*, server_id: str, servers: RolloutServers, in_flight: Callable[[
     return app
 
 
-def create_wire(sessions: Sessions) -> FastAPI:
+def create_wire(attempts: AgentAttempts) -> FastAPI:
     """Build the application that agents call."""
     app = FastAPI(title="Agent-R1 sessions", docs_url=None, redoc_url=None, openapi_url=None)
-    add_chat(app, sessions)
+    add_chat(app, attempts)
+    add_tools(app, attempts)
     return app
