@@ -134,4 +134,3 @@ class Sessions(Protocol):
             WireError: there is none, or it has ended.
         """
         ...
-
