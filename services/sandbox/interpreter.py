@@ -19,6 +19,7 @@ print(json.dumps({
     "version": sys.version_info[:2],
     "executable": os.path.realpath(getattr(sys, "_base_executable", sys.executable)),
     "prefixes": sorted({sys.base_prefix, sys.base_exec_prefix}),
+    "environment": sys.prefix,
     "packages": [path for path in site.getsitepackages() if os.path.isdir(path)],
 }))
 """
@@ -35,6 +36,8 @@ class Interpreter:
     """Folders of the binary and its standard library."""
     packages: tuple[Path, ...]
     """Folders of the installed packages."""
+    environment: Path
+    """Folder of the virtual environment, or the prefix of the installation."""
 
 
 async def ask_interpreter(python: str | None) -> Interpreter:
@@ -73,4 +76,5 @@ async def ask_interpreter(python: str | None) -> Interpreter:
         executable=Path(answer["executable"]),
         prefixes=tuple(map(Path, answer["prefixes"])),
         packages=tuple(map(Path, answer["packages"])),
+        environment=Path(answer["environment"]),
     )
