@@ -148,6 +148,9 @@ def command_line(
         command += ["--ro-bind-try", path, path]
     for name in ("passwd", "group"):
         command += ["--perms", "0444", "--ro-bind-data", str(files[name]), f"/etc/{name}"]
+    parents = {(INSIDE / name).parent for name in shown or ()} - {INSIDE}
+    for folder in sorted(parents):  # left to itself, bwrap makes it private
+        command += ["--perms", "0755", "--dir", str(folder)]
     for name, path in (shown or {GUEST.name: GUEST}).items():
         command += ["--ro-bind", str(path), str(INSIDE / name)]
     command += ["--chdir", "/tmp", "--remount-ro", "/", "--as-pid-1", "--"]

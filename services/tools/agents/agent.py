@@ -9,6 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from pydantic import JsonValue
+
 from agent_r1_proto.agents import AgentTask
 
 
@@ -20,6 +22,22 @@ class Model:
     """Of OpenAI's API, up to and with `/v1`."""
     api_key: str
     name: str
+
+    async def call_tool(self, tool: str, **arguments: JsonValue) -> str:
+        """Let a tool of the run (`[tools.<name>]`) answer a call, and return its text.
+
+        Raises:
+            RuntimeError: there is no such tool, or its service failed.
+        """
+        import httpx  # agents that call none do without
+
+        url = f"{self.base_url.removesuffix('/v1')}/tools/{tool}"
+        headers = {"authorization": f"Bearer {self.api_key}"}
+        async with httpx.AsyncClient(timeout=None, trust_env=False) as client:
+            answer = await client.post(url, json=arguments, headers=headers)
+        if answer.status_code != httpx.codes.OK:
+            raise RuntimeError(f"tool {tool}: HTTP {answer.status_code}: {answer.text}")
+        return str(answer.json()["text"])
 
 
 class Agent(ABC):
