@@ -149,7 +149,8 @@ def command_line(
     for name in ("passwd", "group"):
         command += ["--perms", "0444", "--ro-bind-data", str(files[name]), f"/etc/{name}"]
     for name, path in (shown or {GUEST.name: GUEST}).items():
-        command += ["--ro-bind", str(path), str(INSIDE / name)]
+        place = INSIDE / name
+        command += ["--perms", "0755", "--dir", str(place.parent), "--ro-bind", str(path), str(place)]
     command += ["--chdir", "/tmp", "--remount-ro", "/", "--as-pid-1", "--"]
     return [*command, *python_command(interpreter, INSIDE, module)]
 

@@ -24,7 +24,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import agent_r1
 import agent_r1_proto
 from agent_r1.sandbox import bubblewrap
 from agent_r1.sandbox.interpreter import Interpreter, ask_interpreter
@@ -51,7 +50,8 @@ STOP_TIMEOUT_S = 10.0
 REPORT_BYTES = 32 << 20
 RESULT_BYTES = 8 * MAX_OUTPUT_CHARS
 """Most bytes of what a class returned, as JSON."""
-_MODULE = "agent_r1.tools.agents.inside"
+_OURS = "agent_r1"
+_MODULE = f"{_OURS}.tools.agents.inside"
 _CODE = "code"
 """Folder of the code beside the agent's class."""
 _OUTPUT_BYTES = 4 * MAX_OUTPUT_CHARS
@@ -137,8 +137,8 @@ class AgentSandbox:
             folder = tempfile.mkdtemp(prefix="agent-r1-agents-")
             if uid is not None:
                 os.chown(folder, uid, uid)
-        shown = [interpreter.environment, *(Path(path).absolute() for path in settings.show)]
-        shown += _shown_words(settings.command)
+        shown = [interpreter.environment, *map(absolute, settings.show)]
+        shown += [absolute(word) for word in settings.command or () if is_file(word)]
         self._plan = _Plan(
             settings,
             replace(interpreter, prefixes=(*interpreter.prefixes, *shown)),
@@ -471,7 +471,7 @@ def _set_up_message(plan: _Plan) -> Json:
 
 def _find_packages() -> dict[str, Path]:
     """Return our own packages, which may be installed from anywhere."""
-    return {package.__name__: Path(package.__path__[0]) for package in (agent_r1, agent_r1_proto)}
+    return {_OURS: Path(__file__).parents[2], "agent_r1_proto": Path(agent_r1_proto.__path__[0])}
 
 
 def _find_code(name: str | None) -> dict[str, Path]:
@@ -480,7 +480,7 @@ def _find_code(name: str | None) -> dict[str, Path]:
     Not its whole folder: data of the task may lie there, which a policy must not read.
     """
     top = (name or "").partition(":")[0].partition(".")[0]
-    spec = importlib.util.find_spec(top) if top and top != agent_r1.__name__ else None
+    spec = importlib.util.find_spec(top) if top and top != _OURS else None
     if spec is None or spec.origin is None:
         return {}
     origin = Path(spec.origin)
@@ -494,7 +494,11 @@ def _find_code(name: str | None) -> dict[str, Path]:
     }
 
 
-def _shown_words(command: list[str] | None) -> list[Path]:
-    """Return the files that the words of a command name."""
-    words = [Path(word) for word in command or () if os.sep in word]
-    return [word.absolute() for word in words if word.exists()]
+def is_file(word: str) -> bool:
+    """Tell whether a word of a command is the path of something that is there."""
+    return os.sep in word and os.path.exists(word)
+
+
+def absolute(path: str) -> Path:
+    """Return a path that means the same in every folder."""
+    return Path(os.path.abspath(path))

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from pydantic import JsonValue, ValidationError
@@ -22,7 +20,7 @@ from agent_r1.sandbox.processes import find_tree, measure_memory
 from agent_r1.tools.agents.agent import Agent
 from agent_r1.tools.agents.ending import Json, Limit, Printed, describe_end
 from agent_r1.tools.agents.relay import Relay
-from agent_r1.tools.agents.sandbox import AgentSandbox, AgentSandboxError, Attempt
+from agent_r1.tools.agents.sandbox import AgentSandbox, AgentSandboxError, Attempt, absolute, is_file
 from agent_r1.tools.agents.settings import AgentSettings
 from agent_r1.tools.base import (
     Arguments,
@@ -174,7 +172,8 @@ class _Running:
         """Return when all processes of an attempt have more memory than they may."""
         # A fork counts the pages that it shares with the process it comes from as its own.
         limit = (self._settings.memory_mb << 20) + 2 * self._sandbox.base_memory
-        while measure_memory(find_tree(inside.keeper)) <= limit:
+        # The kernel tells nobody.
+        while measure_memory(find_tree(inside.keeper)) <= limit:  # noqa: ASYNC110
             await asyncio.sleep(WATCH_PERIOD_S)
 
 
@@ -196,7 +195,7 @@ def import_agent(name: str) -> type[Agent]:
 
 def _make_order(attempt: AgentAttempt | None, command: list[str] | None) -> Json:
     """Return what the keeper of an attempt is told; without an attempt, one that asks nothing."""
-    words = [str(Path(word).absolute()) if _is_file(word) else word for word in command or ()]
+    words = [str(absolute(word)) if is_file(word) else word for word in command or ()]
     order: Json = {
         "command": words or None,
         "answer_chars": MAX_OUTPUT_CHARS,
@@ -213,5 +212,3 @@ def _make_order(attempt: AgentAttempt | None, command: list[str] | None) -> Json
     }
 
 
-def _is_file(word: str) -> bool:
-    return os.sep in word and os.path.exists(word)
