@@ -12,21 +12,21 @@ KEY = "key-of-the-session"
 
 @dataclass
 class ModelGateway:
-    """Answers every request with `answer`, while `open` is set. Use it as a context manager."""
+    """Answers every request with `answer`. Use it as a context manager."""
 
     answer: str = "Paris"
     path: str = "/sessions/s1/v1"
     key: str = KEY
+    holds_from: int | None = None
+    """The answers from this request on are never sent."""
     requests: list[dict[str, Any]] = field(default_factory=list)
     """Bodies of the requests that had the key."""
     refused: int = 0
     """Requests that had another key or path."""
 
     def __post_init__(self) -> None:
-        self.open = asyncio.Event()
-        self.open.set()
-        self.asked = asyncio.Event()
-        """Set once a request has come."""
+        self.holds = asyncio.Event()
+        """Set once there is a request whose answer is not sent."""
         self._writers: set[asyncio.StreamWriter] = set()
 
     async def __aenter__(self) -> Self:
@@ -54,8 +54,9 @@ class ModelGateway:
                 headers = dict(line.lower().split(": ", 1) for line in lines[1:] if ": " in line)
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
                 status, answer = self._read(lines[0].split()[1], headers, body)
-                self.asked.set()
-                await self.open.wait()
+                if self.holds_from is not None and len(self.requests) > self.holds_from:
+                    self.holds.set()
+                    await asyncio.Event().wait()
                 text = json.dumps(answer).encode()
                 writer.write(
                     f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\n"

@@ -33,7 +33,6 @@ from agent_r1.sandbox.processes import (
     end_orphans,
     find_tree,
     hide_from_user,
-    measure_memory,
 )
 from agent_r1.sandbox.seccomp import compile_filter
 from agent_r1.sandbox.worker import FIRST_UID, UIDS, memory_file
@@ -113,8 +112,6 @@ class AgentSandbox:
         self._control: socket.socket | None = None
         self._complaint: Tail | None = None
         self._starting = asyncio.Lock()
-        self.base_memory = 0
-        """Memory of the process before it forks, which each fork seems to have as well."""
 
     async def start(self) -> None:
         """Start the sandbox; the agent's class is imported when this returns.
@@ -230,7 +227,6 @@ class AgentSandbox:
                 "it sees the installed packages, the Python files beside it, and what agent.show "
                 "names"
             )
-        self.base_memory = measure_memory(find_tree(self._process.pid)[-1:])
 
     async def _end_process(self) -> None:
         if self._control is not None:

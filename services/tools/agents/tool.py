@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from pydantic import JsonValue, ValidationError
 
 from agent_r1.runtime.user_code import check_methods, import_named
-from agent_r1.sandbox.processes import find_tree, measure_memory
+from agent_r1.sandbox.processes import find_tree, measure_memory, measure_shares
 from agent_r1.tools.agents.agent import Agent
 from agent_r1.tools.agents.ending import Json, Limit, Printed, describe_end
 from agent_r1.tools.agents.relay import Relay
@@ -170,11 +170,13 @@ class _Running:
 
     async def _watch_memory(self, inside: Attempt) -> None:
         """Return when all processes of an attempt have more memory than they may."""
-        # A fork counts the pages that it shares with the process it comes from as its own.
-        limit = (self._settings.memory_mb << 20) + 2 * self._sandbox.base_memory
-        # The kernel tells nobody.
-        while measure_memory(find_tree(inside.keeper)) <= limit:  # noqa: ASYNC110
-            await asyncio.sleep(WATCH_PERIOD_S)
+        limit = self._settings.memory_mb << 20
+        while True:
+            tree = find_tree(inside.keeper)
+            # The first counts what a fork shares with the process it comes from as its own.
+            if measure_memory(tree) > limit and measure_shares(tree) > limit:
+                return
+            await asyncio.sleep(WATCH_PERIOD_S)  # the kernel tells nobody
 
 
 def import_agent(name: str) -> type[Agent]:
