@@ -150,7 +150,15 @@ def command_line(
         command += ["--perms", "0444", "--ro-bind-data", str(files[name]), f"/etc/{name}"]
     for name, path in (shown or {GUEST.name: GUEST}).items():
         place = INSIDE / name
-        command += ["--perms", "0755", "--dir", str(place.parent), "--ro-bind", str(path), str(place)]
+        command += [
+            "--perms",
+            "0755",
+            "--dir",
+            str(place.parent),
+            "--ro-bind",
+            str(path),
+            str(place),
+        ]
     command += ["--chdir", "/tmp", "--remount-ro", "/", "--as-pid-1", "--"]
     return [*command, *python_command(interpreter, INSIDE, module)]
 

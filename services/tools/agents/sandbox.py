@@ -44,7 +44,9 @@ logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 120.0
 """Longest time until the agent's class is imported."""
 BEGIN_TIMEOUT_S = 30.0
-"""Longest time until an attempt has its namespaces, on a machine that starts many at once."""
+"""Longest time until an attempt has its namespaces."""
+STARTS_AT_ONCE = 16
+"""More starts wait for each other: the kernel makes namespaces one after the other."""
 STOP_TIMEOUT_S = 10.0
 REPORT_BYTES = 32 << 20
 RESULT_BYTES = 8 * MAX_OUTPUT_CHARS
@@ -112,6 +114,7 @@ class AgentSandbox:
         self._control: socket.socket | None = None
         self._complaint: Tail | None = None
         self._starting = asyncio.Lock()
+        self._places = asyncio.Semaphore(STARTS_AT_ONCE)
 
     async def start(self) -> None:
         """Start the sandbox; the agent's class is imported when this returns.
@@ -163,25 +166,24 @@ class AgentSandbox:
             AgentSandboxError: it does not start.
         """
         async with self._starting:
-            if self._process is None or self._process.returncode is not None:
+            if self._has_ended():
                 await self._end_process()
                 await self._start_process()
+        async with self._places:
+            return await self._begin(order)
+
+    async def _begin(self, order: Json) -> Attempt:
         assert self._control is not None
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        pipes = [os.pipe(), os.pipe()]
-        container = self._settings.sandbox == "container"
-        attempt = Attempt(ours, Tail(pipes[0][0]), Tail(pipes[1][0]), container=container)
+        attempt, files = _open_attempt(container=self._settings.sandbox == "container")
         try:
-            with theirs:
-                files = [theirs.fileno(), pipes[0][1], pipes[1][1]]
+            try:
                 socket.send_fds(self._control, [b"{}"], files)
-            for _, write_end in pipes:
-                os.close(write_end)
+            finally:
+                for fd in files:
+                    os.close(fd)
             async with asyncio.timeout(BEGIN_TIMEOUT_S):
                 await attempt.begin(order)
-        except (OSError, EOFError, TimeoutError) as exc:
+        except (OSError, TimeoutError) as exc:
             attempt.close()
             said = str(exc) or f"no answer within {BEGIN_TIMEOUT_S:g} s"
             raise AgentSandboxError(
@@ -227,6 +229,16 @@ class AgentSandbox:
                 "it sees the installed packages, the Python files beside it, and what agent.show "
                 "names"
             )
+
+    def _has_ended(self) -> bool:
+        if self._control is None:
+            return True
+        try:
+            return not self._control.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     async def _end_process(self) -> None:
         if self._control is not None:
@@ -346,6 +358,17 @@ class Attempt:
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
+
+
+def _open_attempt(*, container: bool) -> tuple[Attempt, list[int]]:
+    """Return our end of an attempt's files, and the keeper's: channel, output, errors."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    # The first message of the keeper then says which process it is, as this one sees it.
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    (output, output_inside), (errors, errors_inside) = os.pipe(), os.pipe()
+    attempt = Attempt(ours, Tail(output), Tail(errors), container=container)
+    return attempt, [theirs.detach(), output_inside, errors_inside]
 
 
 class Tail:

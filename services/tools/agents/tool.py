@@ -20,7 +20,13 @@ from agent_r1.sandbox.processes import find_tree, measure_memory, measure_shares
 from agent_r1.tools.agents.agent import Agent
 from agent_r1.tools.agents.ending import Json, Limit, Printed, describe_end
 from agent_r1.tools.agents.relay import Relay
-from agent_r1.tools.agents.sandbox import AgentSandbox, AgentSandboxError, Attempt, absolute, is_file
+from agent_r1.tools.agents.sandbox import (
+    AgentSandbox,
+    AgentSandboxError,
+    Attempt,
+    absolute,
+    is_file,
+)
 from agent_r1.tools.agents.settings import AgentSettings
 from agent_r1.tools.base import (
     Arguments,
@@ -96,7 +102,12 @@ class AgentTool(Tool):
         try:
             attempt = AgentAttempt.model_validate(context.tool_context)
         except ValidationError as exc:
-            raise ToolUnavailableError(f"tool_context is no AgentAttempt: {exc}") from exc
+            # Not its text: that has the values, and one is the session's key.
+            problems = "; ".join(
+                f"{'.'.join(map(str, error['loc']))}: {error['msg']}"
+                for error in exc.errors(include_url=False, include_input=False)
+            )
+            raise ToolUnavailableError(f"tool_context is no AgentAttempt: {problems}") from None
         running = self._running.get(context.rollout_id)
         if running is None:
             running = _Running(self._sandbox, self.settings, attempt)
@@ -212,5 +223,3 @@ def _make_order(attempt: AgentAttempt | None, command: list[str] | None) -> Json
         "model": attempt.model,
         "path": urlsplit(attempt.url).path,
     }
-
-
