@@ -442,11 +442,13 @@ async def _spawn(plan: _Plan, control: int, complaint: int) -> asyncio.subproces
                 network=plan.settings.network,
             )
         return await asyncio.create_subprocess_exec(
-            *command,
-            stdin=control,
+            *command[:-1],
+            str(control),
+            command[-1],
+            stdin=asyncio.subprocess.DEVNULL,
             stdout=complaint,
             stderr=complaint,
-            pass_fds=tuple(files.values()),
+            pass_fds=(control, *files.values()),
             env=environment,
             cwd="/",
         )
