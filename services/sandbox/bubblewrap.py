@@ -152,7 +152,16 @@ def command_line(
     for folder in sorted(parents):  # left to itself, bwrap makes it private
         command += ["--perms", "0755", "--dir", str(folder)]
     for name, path in (shown or {GUEST.name: GUEST}).items():
-        command += ["--ro-bind", str(path), str(INSIDE / name)]
+        place = INSIDE / name
+        command += [
+            "--perms",
+            "0755",
+            "--dir",
+            str(place.parent),
+            "--ro-bind",
+            str(path),
+            str(place),
+        ]
     command += ["--chdir", "/tmp", "--remount-ro", "/", "--as-pid-1", "--"]
     return [*command, *python_command(interpreter, INSIDE, module)]
 

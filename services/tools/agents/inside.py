@@ -49,6 +49,9 @@ from agent_r1.sandbox.guest.process import PR_SET_DUMPABLE, PR_SET_PDEATHSIG
 
 Json = dict[str, Any]
 
+CONTROL = 3
+"""File that the service's socket becomes. Not standard input, which bwrap itself would keep: that
+the socket is closed is how the service sees that this process has ended."""
 RESULT = 3
 """File that the agent's process leaves its result in; closed where it starts a program."""
 ERROR_CHARS = 1000
@@ -65,8 +68,9 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 def main() -> None:
     """Set up, then start attempts until the service closes the socket."""
-    control = socket.socket(fileno=os.dup(0))
-    os.closerange(control.fileno() + 1, 256)
+    given = int(sys.argv.pop())
+    control = socket.socket(fileno=os.dup2(given, CONTROL))
+    os.closerange(CONTROL + 1, max(given + 1, 256))
     config, _ = receive(control)
     try:
         kind = set_up(config)

@@ -24,7 +24,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import agent_r1
 import agent_r1_proto
 from agent_r1.sandbox import bubblewrap
 from agent_r1.sandbox.interpreter import Interpreter, ask_interpreter
@@ -34,7 +33,6 @@ from agent_r1.sandbox.processes import (
     end_orphans,
     find_tree,
     hide_from_user,
-    measure_memory,
 )
 from agent_r1.sandbox.seccomp import compile_filter
 from agent_r1.sandbox.worker import FIRST_UID, UIDS, memory_file
@@ -46,12 +44,15 @@ logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 120.0
 """Longest time until the agent's class is imported."""
 BEGIN_TIMEOUT_S = 30.0
-"""Longest time until an attempt has its namespaces, on a machine that starts many at once."""
+"""Longest time until an attempt has its namespaces."""
+STARTS_AT_ONCE = 16
+"""More starts wait for each other: the kernel makes namespaces one after the other."""
 STOP_TIMEOUT_S = 10.0
 REPORT_BYTES = 32 << 20
 RESULT_BYTES = 8 * MAX_OUTPUT_CHARS
 """Most bytes of what a class returned, as JSON."""
-_MODULE = "agent_r1.tools.agents.inside"
+_OURS = "agent_r1"
+_MODULE = f"{_OURS}.tools.agents.inside"
 _CODE = "code"
 """Folder of the code beside the agent's class."""
 _OUTPUT_BYTES = 4 * MAX_OUTPUT_CHARS
@@ -113,8 +114,7 @@ class AgentSandbox:
         self._control: socket.socket | None = None
         self._complaint: Tail | None = None
         self._starting = asyncio.Lock()
-        self.base_memory = 0
-        """Memory of the process before it forks, which each fork seems to have as well."""
+        self._places = asyncio.Semaphore(STARTS_AT_ONCE)
 
     async def start(self) -> None:
         """Start the sandbox; the agent's class is imported when this returns.
@@ -137,8 +137,8 @@ class AgentSandbox:
             folder = tempfile.mkdtemp(prefix="agent-r1-agents-")
             if uid is not None:
                 os.chown(folder, uid, uid)
-        shown = [interpreter.environment, *(Path(path).absolute() for path in settings.show)]
-        shown += _shown_words(settings.command)
+        shown = [interpreter.environment, *map(absolute, settings.show)]
+        shown += [absolute(word) for word in settings.command or () if is_file(word)]
         self._plan = _Plan(
             settings,
             replace(interpreter, prefixes=(*interpreter.prefixes, *shown)),
@@ -166,25 +166,24 @@ class AgentSandbox:
             AgentSandboxError: it does not start.
         """
         async with self._starting:
-            if self._process is None or self._process.returncode is not None:
+            if self._has_ended():
                 await self._end_process()
                 await self._start_process()
+        async with self._places:
+            return await self._begin(order)
+
+    async def _begin(self, order: Json) -> Attempt:
         assert self._control is not None
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        pipes = [os.pipe(), os.pipe()]
-        container = self._settings.sandbox == "container"
-        attempt = Attempt(ours, Tail(pipes[0][0]), Tail(pipes[1][0]), container=container)
+        attempt, files = _open_attempt(container=self._settings.sandbox == "container")
         try:
-            with theirs:
-                files = [theirs.fileno(), pipes[0][1], pipes[1][1]]
+            try:
                 socket.send_fds(self._control, [b"{}"], files)
-            for _, write_end in pipes:
-                os.close(write_end)
+            finally:
+                for fd in files:
+                    os.close(fd)
             async with asyncio.timeout(BEGIN_TIMEOUT_S):
                 await attempt.begin(order)
-        except (OSError, EOFError, TimeoutError) as exc:
+        except (OSError, TimeoutError) as exc:
             attempt.close()
             said = str(exc) or f"no answer within {BEGIN_TIMEOUT_S:g} s"
             raise AgentSandboxError(
@@ -230,7 +229,16 @@ class AgentSandbox:
                 "it sees the installed packages, the Python files beside it, and what agent.show "
                 "names"
             )
-        self.base_memory = measure_memory(find_tree(self._process.pid)[-1:])
+
+    def _has_ended(self) -> bool:
+        if self._control is None:
+            return True
+        try:
+            return not self._control.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     async def _end_process(self) -> None:
         if self._control is not None:
@@ -352,6 +360,17 @@ class Attempt:
             self._pidfd = None
 
 
+def _open_attempt(*, container: bool) -> tuple[Attempt, list[int]]:
+    """Return our end of an attempt's files, and the keeper's: channel, output, errors."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    # The first message of the keeper then says which process it is, as this one sees it.
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    (output, output_inside), (errors, errors_inside) = os.pipe(), os.pipe()
+    attempt = Attempt(ours, Tail(output), Tail(errors), container=container)
+    return attempt, [theirs.detach(), output_inside, errors_inside]
+
+
 class Tail:
     """The end of what comes through a pipe; whoever writes faster than it is read waits."""
 
@@ -423,11 +442,13 @@ async def _spawn(plan: _Plan, control: int, complaint: int) -> asyncio.subproces
                 network=plan.settings.network,
             )
         return await asyncio.create_subprocess_exec(
-            *command,
-            stdin=control,
+            *command[:-1],
+            str(control),
+            command[-1],
+            stdin=asyncio.subprocess.DEVNULL,
             stdout=complaint,
             stderr=complaint,
-            pass_fds=tuple(files.values()),
+            pass_fds=(control, *files.values()),
             env=environment,
             cwd="/",
         )
@@ -471,7 +492,7 @@ def _set_up_message(plan: _Plan) -> Json:
 
 def _find_packages() -> dict[str, Path]:
     """Return our own packages, which may be installed from anywhere."""
-    return {package.__name__: Path(package.__path__[0]) for package in (agent_r1, agent_r1_proto)}
+    return {_OURS: Path(__file__).parents[2], "agent_r1_proto": Path(agent_r1_proto.__path__[0])}
 
 
 def _find_code(name: str | None) -> dict[str, Path]:
@@ -480,7 +501,7 @@ def _find_code(name: str | None) -> dict[str, Path]:
     Not its whole folder: data of the task may lie there, which a policy must not read.
     """
     top = (name or "").partition(":")[0].partition(".")[0]
-    spec = importlib.util.find_spec(top) if top and top != agent_r1.__name__ else None
+    spec = importlib.util.find_spec(top) if top and top != _OURS else None
     if spec is None or spec.origin is None:
         return {}
     origin = Path(spec.origin)
@@ -494,7 +515,11 @@ def _find_code(name: str | None) -> dict[str, Path]:
     }
 
 
-def _shown_words(command: list[str] | None) -> list[Path]:
-    """Return the files that the words of a command name."""
-    words = [Path(word) for word in command or () if os.sep in word]
-    return [word.absolute() for word in words if word.exists()]
+def is_file(word: str) -> bool:
+    """Tell whether a word of a command is the path of something that is there."""
+    return os.sep in word and os.path.exists(word)
+
+
+def absolute(path: str) -> Path:
+    """Return a path that means the same in every folder."""
+    return Path(os.path.abspath(path))

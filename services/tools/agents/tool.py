@@ -10,19 +10,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from pydantic import JsonValue, ValidationError
 
 from agent_r1.runtime.user_code import check_methods, import_named
-from agent_r1.sandbox.processes import find_tree, measure_memory
+from agent_r1.sandbox.processes import find_tree, measure_memory, measure_shares
 from agent_r1.tools.agents.agent import Agent
 from agent_r1.tools.agents.ending import Json, Limit, Printed, describe_end
 from agent_r1.tools.agents.relay import Relay
-from agent_r1.tools.agents.sandbox import AgentSandbox, AgentSandboxError, Attempt
+from agent_r1.tools.agents.sandbox import (
+    AgentSandbox,
+    AgentSandboxError,
+    Attempt,
+    absolute,
+    is_file,
+)
 from agent_r1.tools.agents.settings import AgentSettings
 from agent_r1.tools.base import (
     Arguments,
@@ -98,7 +102,12 @@ class AgentTool(Tool):
         try:
             attempt = AgentAttempt.model_validate(context.tool_context)
         except ValidationError as exc:
-            raise ToolUnavailableError(f"tool_context is no AgentAttempt: {exc}") from exc
+            # Not its text: that has the values, and one is the session's key.
+            problems = "; ".join(
+                f"{'.'.join(map(str, error['loc']))}: {error['msg']}"
+                for error in exc.errors(include_url=False, include_input=False)
+            )
+            raise ToolUnavailableError(f"tool_context is no AgentAttempt: {problems}") from None
         running = self._running.get(context.rollout_id)
         if running is None:
             running = _Running(self._sandbox, self.settings, attempt)
@@ -172,10 +181,13 @@ class _Running:
 
     async def _watch_memory(self, inside: Attempt) -> None:
         """Return when all processes of an attempt have more memory than they may."""
-        # A fork counts the pages that it shares with the process it comes from as its own.
-        limit = (self._settings.memory_mb << 20) + 2 * self._sandbox.base_memory
-        while measure_memory(find_tree(inside.keeper)) <= limit:
-            await asyncio.sleep(WATCH_PERIOD_S)
+        limit = self._settings.memory_mb << 20
+        while True:
+            tree = find_tree(inside.keeper)
+            # The first counts what a fork shares with the process it comes from as its own.
+            if measure_memory(tree) > limit and measure_shares(tree) > limit:
+                return
+            await asyncio.sleep(WATCH_PERIOD_S)  # the kernel tells nobody
 
 
 def import_agent(name: str) -> type[Agent]:
@@ -196,7 +208,7 @@ def import_agent(name: str) -> type[Agent]:
 
 def _make_order(attempt: AgentAttempt | None, command: list[str] | None) -> Json:
     """Return what the keeper of an attempt is told; without an attempt, one that asks nothing."""
-    words = [str(Path(word).absolute()) if _is_file(word) else word for word in command or ()]
+    words = [str(absolute(word)) if is_file(word) else word for word in command or ()]
     order: Json = {
         "command": words or None,
         "answer_chars": MAX_OUTPUT_CHARS,
@@ -211,7 +223,3 @@ def _make_order(attempt: AgentAttempt | None, command: list[str] | None) -> Json
         "model": attempt.model,
         "path": urlsplit(attempt.url).path,
     }
-
-
-def _is_file(word: str) -> bool:
-    return os.sep in word and os.path.exists(word)
