@@ -14,13 +14,13 @@ from pathlib import Path
 
 ASK_TIMEOUT_S = 60.0
 _QUESTION = """
-import json, os, site, sys
+import json, os, sys
 print(json.dumps({
     "version": sys.version_info[:2],
     "executable": os.path.realpath(getattr(sys, "_base_executable", sys.executable)),
     "prefixes": sorted({sys.base_prefix, sys.base_exec_prefix}),
     "environment": sys.prefix,
-    "packages": [path for path in site.getsitepackages() if os.path.isdir(path)],
+    "packages": [p for p in sys.path if p.endswith("-packages") and os.path.isdir(p)],
 }))
 """
 _OLDEST = (3, 10)

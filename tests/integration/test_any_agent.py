@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from agent_r1.gateway.config import AgentConfig
+from agent_r1.gateway.session import SessionRules
 from agent_r1.text.chat_format import ChatFormat
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import Task
@@ -29,6 +30,9 @@ CLASSES = {
 }
 SEARCH = "<think>look</think>" + call_text(query="Ada")
 ANSWER = "<answer>Ada</answer>"
+MAX_CONTEXT = 32_000
+"""A token is a letter here, and the instructions of some frameworks are long."""
+RULES = SessionRules(run_seed=5, max_context=MAX_CONTEXT)
 
 
 @pytest.fixture
@@ -54,7 +58,7 @@ def searching(chat: ChatFormat, answer: str = ANSWER) -> FakePolicy:
         has_read = "<tool_response>" in chat.decode(token_ids)
         return [*chat.encode(answer if has_read else SEARCH), end_id]
 
-    return FakePolicy(write, eos_token_ids=[end_id])
+    return FakePolicy(write, eos_token_ids=[end_id], max_context=MAX_CONTEXT)
 
 
 @pytest.mark.parametrize("framework", ["raw client", *CLASSES])
@@ -75,16 +79,19 @@ async def test_an_agent_is_trained_as_it_is(
     config = AgentConfig(answer="output", timeout_s=60.0, **settings)
     async with (
         FakeToolServer() as search,
-        agent_scene(broker, chat, searching(chat, answer), config, search) as attempts,
+        agent_scene(broker, chat, searching(chat, answer), config, search, rules=RULES) as attempts,
     ):
         trajectory = await attempts.run(rollout)
     assert (trajectory.status, trajectory.reason) == ("COMPLETED", "answer"), trajectory.turns
-    assert [len(turn.calls) for turn in trajectory.turns][0] == 1
+    assert len(trajectory.turns[0].calls) == 1
     assert trajectory.turns[0].calls[0].arguments == {"query": "Ada"}
-    assert "result of" in trajectory.turns[0].calls[0].text()
     assert trajectory.turns[-1].answer == "Ada"
     assert trajectory.lineages == []
-    assert trajectory.segment_starts == []
+    if framework == "smolagents":  # it writes calls and results into texts of its own
+        assert len(trajectory.segment_starts) == len(trajectory.turns) - 1
+    else:
+        assert "result of" in trajectory.turns[0].calls[0].text()
+        assert trajectory.segment_starts == []
     (call,) = search.calls
     assert call.arguments == {"query": "Ada"}
     assert trajectory.num_action_tokens == sum(t.end - t.start for t in trajectory.turns)
