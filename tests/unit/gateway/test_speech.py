@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-import time
 from collections.abc import Iterable
 
 import pytest
@@ -27,7 +25,9 @@ class Shouted(ToolFormat):
     def find(self, text: str, start: int) -> CallBlock | None:
         found = text.find("!", start)
         return (
-            None if found < 0 else CallBlock(found, found + 1, [malformed(found + 1, "no shouting")])
+            None
+            if found < 0
+            else CallBlock(found, found + 1, [malformed(found + 1, "no shouting")])
         )
 
 
