@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from agent_r1.text.reading import TurnReader
 from agent_r1_proto.tasks import ChatMessage
 from agent_r1_proto.tools import ToolSpec
 
@@ -111,6 +112,11 @@ class Session(Protocol):
     @property
     def model(self) -> str:
         """Name of the model."""
+        ...
+
+    @property
+    def turn_reader(self) -> TurnReader:
+        """Reader of its turns; whether one began in a thought, its `Begun` says."""
         ...
 
     def call_id(self, turn: int, call: int) -> str:

@@ -56,7 +56,9 @@ class TurnText:
 
 
 @dataclass(frozen=True)
-class _Block:
+class Block:
+    """A stretch of a turn that is no plain text."""
+
     kind: Literal["thought", "answer", "calls"]
     start: int
     end: int
@@ -140,7 +142,7 @@ class TurnReader:
         Args:
             text: the decoded turn, without its end-of-turn token.
         """
-        blocks = list(self._blocks(text))
+        blocks = list(self.blocks(text))
         thoughts = [block for block in blocks if block.kind == "thought"]
         return TurnText(
             text=text,
@@ -191,7 +193,7 @@ class TurnReader:
         calls = {} if counted else {"num_calls": len(read.calls)}
         return turn.model_copy(update=fields_of(read) | calls)
 
-    def _blocks(self, text: str) -> Iterator[_Block]:
+    def blocks(self, text: str) -> Iterator[Block]:
         """Yield the thoughts, answers and calls of a turn, in order."""
         search = _Search(text, self.tool_format)
         position = 0
@@ -213,20 +215,20 @@ class TurnReader:
                 for find, block in zip(finders, found, strict=True)
             ]
 
-    def _find_calls(self, search: _Search, position: int) -> _Block | None:
+    def _find_calls(self, search: _Search, position: int) -> Block | None:
         found = find_calls(self.tool_format, search.text, position)
         if found is None:
             return None
-        return _Block("calls", found.start, found.end, calls=found.calls)
+        return Block("calls", found.start, found.end, calls=found.calls)
 
     @staticmethod
-    def _find_thought(search: _Search, position: int) -> _Block | None:
+    def _find_thought(search: _Search, position: int) -> Block | None:
         """Return the opening tag of the next thought, which is read only if it counts."""
         opened = search.text.find(THINK_OPEN, position)
-        return None if opened < 0 else _Block("thought", opened, opened + len(THINK_OPEN))
+        return None if opened < 0 else Block("thought", opened, opened + len(THINK_OPEN))
 
     @staticmethod
-    def _find_answer(search: _Search, position: int) -> _Block | None:
+    def _find_answer(search: _Search, position: int) -> Block | None:
         """Return the next answer; of nested ones the innermost."""
         text = search.text
         opened = text.find(ANSWER_OPEN, position)
@@ -237,19 +239,19 @@ class TurnReader:
             return None
         start = text.rindex(ANSWER_OPEN, opened, closed)
         content = text[start + len(ANSWER_OPEN) : closed]
-        return _Block("answer", start, closed + len(ANSWER_CLOSE), content)
+        return Block("answer", start, closed + len(ANSWER_CLOSE), content)
 
     @staticmethod
-    def _thought(search: _Search, start: int, content: int) -> _Block:
+    def _thought(search: _Search, start: int, content: int) -> Block:
         text = search.text
         closed = search.closing(THINK_CLOSE, content)
         if closed >= 0:
-            return _Block("thought", start, closed + len(THINK_CLOSE), text[content:closed])
+            return Block("thought", start, closed + len(THINK_CLOSE), text[content:closed])
         call = search.calls(content)
         end = len(text) if call is None else call.start
-        return _Block("thought", start, end, text[content:end], closed=False)
+        return Block("thought", start, end, text[content:end], closed=False)
 
-    def _answer(self, text: str, blocks: Sequence[_Block]) -> str | None:
+    def _answer(self, text: str, blocks: Sequence[Block]) -> str | None:
         if self.answer_pattern is None:
             answers = [block.content for block in blocks if block.kind == "answer"]
             return answers[-1].strip() if answers else None
@@ -260,7 +262,7 @@ class TurnReader:
         # A pattern with a group means what the group matches.
         return (found[-1][found[-1].re.groups] or "").strip()
 
-    def _is_well_formed(self, text: str, blocks: Sequence[_Block]) -> bool:
+    def _is_well_formed(self, text: str, blocks: Sequence[Block]) -> bool:
         kinds = [block.kind for block in blocks]
         forms = (["thought", "answer"], ["thought", *["calls"] * (len(kinds) - 1)])
         if len(kinds) < 2 or kinds not in forms:
@@ -270,7 +272,7 @@ class TurnReader:
         between = _without_end_of_turn(_without(text, blocks))
         return not between.replace(self.tool_format.separator, " ").strip()
 
-    def _is_whole(self, text: str, block: _Block) -> bool:
+    def _is_whole(self, text: str, block: Block) -> bool:
         """Return whether a block ends as it should and holds no tag that begins or ends another."""
         if block.kind != "calls":
             tags = (*MARKUP, *self.tool_format.markup)
@@ -345,7 +347,7 @@ def find_calls(tool_format: ToolFormat, text: str, start: int) -> CallBlock | No
     return found
 
 
-def _opening_thought(text: str, blocks: Sequence[_Block]) -> str | None:
+def _opening_thought(text: str, blocks: Sequence[Block]) -> str | None:
     first = blocks[0] if blocks else None
     if first is None or first.kind != "thought" or not first.closed:
         return None
@@ -368,7 +370,7 @@ def _closes_only(turn: ScoreTurn) -> bool:
     return closed >= 0 if turn.well_formed is None else turn.said is not None
 
 
-def _without(text: str, blocks: Iterable[_Block]) -> str:
+def _without(text: str, blocks: Iterable[Block]) -> str:
     """Return a text without some blocks; what was around one makes no new tag."""
     pieces: list[str] = []
     last = 0

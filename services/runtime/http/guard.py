@@ -76,6 +76,15 @@ _MORE_HEADERS = {401: [(b"www-authenticate", b"Bearer")], 429: [(b"retry-after",
 _PRIVATE_SUFFIXES = (".localhost", ".svc", ".cluster.local")
 
 
+ErrorBody = Callable[[int, str], object]
+"""Gives the JSON of a refusal, from its status and its text."""
+
+
+def detail(status: int, text: str) -> object:
+    """Return a refusal as services write it."""
+    return {"detail": text}
+
+
 @dataclass
 class HttpGuard:
     """ASGI middleware: checks host and token, limits requests, and buffers the body."""
@@ -87,6 +96,8 @@ class HttpGuard:
     """What every request must have; None lets every caller in."""
     clock: Callable[[], float] = time.monotonic
     """Seconds that only grow."""
+    error_body: ErrorBody = detail
+    """How callers of the application read errors."""
     _requests: Counter[str] = field(default_factory=Counter[str], init=False)
     """Of the second that ends at `_second_ends`, by address."""
     _second_ends: float = field(default=0.0, init=False)
@@ -101,25 +112,25 @@ class HttpGuard:
         address = "" if scope["client"] is None else str(scope["client"][0])
         if self._is_flood(address):
             text = f"more than {MAX_REQUESTS_PER_S} requests in a second; wait a second"
-            await _answer(send, 429, text)
+            await self._answer(send, 429, text)
             return
         refusal = self._refuse_name(headers) or self._refuse_token(scope["path"], headers)
         if refusal is not None:
-            await _answer(send, *refusal, unread=receive)
+            await self._answer(send, *refusal, unread=receive)
             return
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 body = await _read_body(headers.get("content-length"), receive)
         except TimeoutError:
             text = f"the body did not arrive within {BODY_TIMEOUT_S:g} s; send it at once"
-            await _answer(send, 408, text)
+            await self._answer(send, 408, text)
         except _BodyTooLargeError:
             text = f"the body is over the limit of {MAX_BODY_BYTES} bytes; send less per request"
-            await _answer(send, 413, text, unread=receive)
+            await self._answer(send, 413, text, unread=receive)
         else:
             problem = None if body is None else _density_problem(body)
             if problem is not None:
-                await _answer(send, 413, f"the body holds {problem}; send less per request")
+                await self._answer(send, 413, f"the body holds {problem}; send less per request")
             elif body is not None:
                 await self.app(scope, _replay(body, receive), send)
 
@@ -160,6 +171,26 @@ class HttpGuard:
             f"{'another one' if sent else 'none'}; send `Authorization: Bearer TOKEN`, with the "
             f"token of the service's {TOKEN_SOURCES}"
         )
+
+    async def _answer(
+        self, send: Send, status: int, text: str, *, unread: Receive | None = None
+    ) -> None:
+        """Answer with an error, read on for a moment where a body is under way, and hang up."""
+        content = json.dumps(self.error_body(status, text)).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(content)).encode()),
+            (b"connection", b"close"),
+        ]
+        headers += _MORE_HEADERS.get(status, ())
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": content, "more_body": True})
+        if unread is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LINGER_S):
+                    while (await unread()).get("more_body", False):
+                        pass
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class _BodyTooLargeError(Exception):
@@ -217,25 +248,6 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return replay
-
-
-async def _answer(send: Send, status: int, text: str, *, unread: Receive | None = None) -> None:
-    """Answer `{"detail": text}`, read on for a moment where a body is under way, and hang up."""
-    content = json.dumps({"detail": text}).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(content)).encode()),
-        (b"connection", b"close"),
-    ]
-    headers += _MORE_HEADERS.get(status, ())
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": content, "more_body": True})
-    if unread is not None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LINGER_S):
-                while (await unread()).get("more_body", False):
-                    pass
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def is_known_host(name: str, listen: ListenConfig) -> bool:

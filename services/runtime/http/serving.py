@@ -24,8 +24,10 @@ from agent_r1.runtime.exit_status import STOP_SIGNALS
 from agent_r1.runtime.http.guard import (
     MAX_CONNECTIONS,
     MAX_OPEN_CONNECTIONS,
+    ErrorBody,
     HttpGuard,
     TimedProtocol,
+    detail,
     is_loopback,
 )
 from agent_r1.runtime.http.token import TOKEN_SOURCES, RunToken
@@ -135,7 +137,11 @@ async def _lifespan(app: Starlette, name: str) -> AsyncGenerator[None]:
 
 @contextlib.asynccontextmanager
 async def serving(
-    app: ASGIApp, listener: socket.socket, listen: ListenConfig, token: RunToken | None
+    app: ASGIApp,
+    listener: socket.socket,
+    listen: ListenConfig,
+    token: RunToken | None,
+    error_body: ErrorBody = detail,
 ) -> AsyncGenerator[asyncio.Task[None]]:
     """Serve an application on a socket bound for `listen` while the context lasts.
 
@@ -143,7 +149,7 @@ async def serving(
         The serving task, once it answers; it ends early only by an error.
     """
     is_up = asyncio.Event()
-    server = Server(http_config(app, listen, token), on_up=is_up.set)
+    server = Server(http_config(app, listen, token, error_body), on_up=is_up.set)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     up = asyncio.create_task(is_up.wait())
     try:
@@ -157,11 +163,13 @@ async def serving(
         await task
 
 
-def http_config(app: ASGIApp, listen: ListenConfig, token: RunToken | None) -> uvicorn.Config:
+def http_config(
+    app: ASGIApp, listen: ListenConfig, token: RunToken | None, error_body: ErrorBody = detail
+) -> uvicorn.Config:
     """Return how every service serves its application: guarded, with limits, logging as we do."""
     _allow_connections()
     return uvicorn.Config(
-        HttpGuard(app, listen, token),
+        HttpGuard(app, listen, token, error_body=error_body),
         log_config=None,
         access_log=False,
         lifespan="off",

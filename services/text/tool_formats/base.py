@@ -68,6 +68,9 @@ class ToolFormat(ABC):
     """What may stand between calls, beside white space."""
     vllm_parser: ClassVar[str] = ""
     """The tool parser of `vllm serve` that reads the same calls; "" where there is none."""
+    endings: ClassVar[tuple[str, ...]] = ()
+    """Texts with one of which a call ends that can be read: where one has come, and `find` reads
+    the call, nothing that follows changes it. () where only the whole turn says what is a call."""
     in_template: ClassVar[bool] = True
     """False where the prompt tells the model about tools and calls: the chat template is then
     given no tools. Results have to be shown by `EnvStep.message`, as `TextEnv` does."""
@@ -78,6 +81,13 @@ class ToolFormat(ABC):
 
         A call that cannot be read is a `ParsedCall` with an `error`, which the model is told.
         """
+
+    def begins(self, text: str, start: int) -> int:
+        """Return where a call may begin at or after `start` in a turn that is not complete.
+
+        Text before it is shown at once. `len(text)` where none may; here, any text may begin one.
+        """
+        return start
 
     def write(self, calls: Sequence[tuple[str, str]]) -> str:
         """Return the calls of a turn, at least one, as a model would write them.
@@ -99,6 +109,25 @@ class NoCalls(ToolFormat):
     def find(self, text: str, start: int) -> CallBlock | None:
         """Return None."""
         return None
+
+    def begins(self, text: str, start: int) -> int:
+        """Return the end of the text."""
+        return len(text)
+
+
+def growing(text: str) -> str:
+    """Return a pattern of a text, or of the beginning of it with which what is searched ends."""
+    *before, last = map(re.escape, text)
+    pattern = last
+    for character in reversed(before):
+        pattern = rf"{character}(?:{pattern}|\Z)"
+    return pattern
+
+
+def first_match(pattern: re.Pattern[str], text: str, start: int) -> int:
+    """Return where a pattern matches first at or after `start`; the end of the text without."""
+    found = pattern.search(text, start)
+    return len(text) if found is None else found.start()
 
 
 class _RepeatedKeyError(ValueError):

@@ -10,7 +10,13 @@ import re
 from collections.abc import Iterator
 
 from agent_r1.text.reading import ANSWER_CLOSE, ANSWER_OPEN, THINK_CLOSE, THINK_OPEN
-from agent_r1.text.tool_formats.base import CallBlock, ToolFormat, read_call
+from agent_r1.text.tool_formats.base import (
+    CallBlock,
+    ToolFormat,
+    first_match,
+    growing,
+    read_call,
+)
 from agent_r1_proto.tools import TESTS_TOOL
 
 EXAMPLE = "```python\nPROGRAM\n```"
@@ -20,6 +26,7 @@ _PART = re.compile(
     rf"{THINK_OPEN}|{ANSWER_OPEN}|^```(?:[ \t]*(?:python|py))?[ \t]*\n(?P<code>.*?)^```",
     re.DOTALL | re.MULTILINE,
 )
+_BEGINS = re.compile(rf"^{growing('```')}", re.MULTILINE)
 
 
 class CodeBlockFormat(ToolFormat):
@@ -37,6 +44,10 @@ class CodeBlockFormat(ToolFormat):
         last = blocks[-1]
         call = {"name": TESTS_TOOL, "arguments": {"code": last["code"]}}
         return CallBlock(last.start(), last.end(), [read_call(call, last.end(), example=EXAMPLE)])
+
+    def begins(self, text: str, start: int) -> int:
+        """Return where the next fence may begin."""
+        return first_match(_BEGINS, text, start)
 
 
 def _blocks(text: str, position: int) -> Iterator[re.Match[str]]:

@@ -10,6 +10,8 @@ from agent_r1.text.tool_formats.base import (
     ParsedCall,
     ToolFormat,
     end_of_object,
+    first_match,
+    growing,
     json_call,
     malformed,
     read_call,
@@ -20,6 +22,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 OBJECT = '{"name": ..., "arguments": {...}}'
 """What stands between the tags, as the model is told."""
 _OPENING = re.compile(rf"{OPEN}\s*")
+_BEGINS = re.compile(growing(OPEN))
 
 
 class HermesFormat(ToolFormat):
@@ -29,6 +32,7 @@ class HermesFormat(ToolFormat):
     trace = OPEN
     markup = (OPEN, CLOSE)
     closing_tag = CLOSE
+    endings = (CLOSE,)
     vllm_parser = "hermes"
 
     def find(self, text: str, start: int) -> CallBlock | None:
@@ -41,6 +45,10 @@ class HermesFormat(ToolFormat):
         end = len(text) if closing < 0 else closing + len(CLOSE)
         call = _read(text[opening.end() : end].removesuffix(CLOSE), end, is_closed=closing >= 0)
         return CallBlock(opening.start(), end, [call])
+
+    def begins(self, text: str, start: int) -> int:
+        """Return where the next tag may begin."""
+        return first_match(_BEGINS, text, start)
 
     def write(self, calls: Sequence[tuple[str, str]]) -> str:
         """Write each call between tags of its own."""

@@ -5,7 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from agent_r1.text.tool_formats.base import CallBlock, ToolFormat, json_call, read_call_at
+from agent_r1.text.tool_formats.base import (
+    CallBlock,
+    ToolFormat,
+    first_match,
+    growing,
+    json_call,
+    read_call_at,
+)
 
 PYTHON_TAG = "<|python_tag|>"
 OBJECT = '{"name": ..., "parameters": {...}}'
@@ -13,6 +20,10 @@ OBJECT = '{"name": ..., "parameters": {...}}'
 _START = re.compile(
     rf'(?:{re.escape(PYTHON_TAG)}\s*)?(\{{\s*"(?:name"\s*:|type"\s*:\s*"function"))', re.DOTALL
 )
+_NAME, _TYPE, _FUNCTION = map(growing, ('"name"', '"type"', '"function"'))
+_KEYS = rf"{_NAME}\s*(?:\Z|:)|{_TYPE}\s*(?:\Z|:\s*(?:\Z|{_FUNCTION}))"
+_OBJECT = rf"\{{\s*(?:\Z|{_KEYS})"
+_BEGINS = re.compile(rf"{_OBJECT}|{growing(PYTHON_TAG)}\s*(?:\Z|{_OBJECT})")
 
 
 class Llama3JsonFormat(ToolFormat):
@@ -22,6 +33,7 @@ class Llama3JsonFormat(ToolFormat):
     trace = '"parameters"'
     markup = (PYTHON_TAG,)
     separator = ";"
+    endings = ("}",)
     vllm_parser = "llama3_json"
 
     def find(self, text: str, start: int) -> CallBlock | None:
@@ -37,6 +49,10 @@ class Llama3JsonFormat(ToolFormat):
             other_keys=("type",),
         )
         return CallBlock(found.start(), call.end, [call])
+
+    def begins(self, text: str, start: int) -> int:
+        """Return where the next object or its tag may begin."""
+        return first_match(_BEGINS, text, start)
 
     def write(self, calls: Sequence[tuple[str, str]]) -> str:
         """Write objects, with `; ` between them."""

@@ -9,6 +9,8 @@ from agent_r1.text.tool_formats.base import (
     CallBlock,
     ParsedCall,
     ToolFormat,
+    first_match,
+    growing,
     json_call,
     malformed,
     read_call,
@@ -19,6 +21,7 @@ from agent_r1.text.tool_formats.base import (
 TAG, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 OBJECT = '{"name": ..., "arguments": {...}}'
 _NAMED = re.compile(rf"([^\s\[\]{{]+)\s*(?:{re.escape(CALL_ID)}([^\[\s]*)\s*)?{re.escape(ARGS)}\s*")
+_BEGINS = re.compile(growing(TAG))
 _SPACE = re.compile(r"\s*")
 
 
@@ -28,6 +31,7 @@ class MistralFormat(ToolFormat):
     example = f"{TAG}[{OBJECT}]"
     trace = TAG
     markup = (TAG, ARGS, CALL_ID)
+    endings = ("}", "]")
     vllm_parser = "mistral"
 
     def find(self, text: str, start: int) -> CallBlock | None:
@@ -43,6 +47,10 @@ class MistralFormat(ToolFormat):
             how = {"example": f"{TAG}name{ARGS}{{...}}", "other_keys": ("id",)}
             calls = [read_call_at(text, found.end(), named, **how)]
         return CallBlock(tag, calls[-1].end, calls)
+
+    def begins(self, text: str, start: int) -> int:
+        """Return where the next tag may begin."""
+        return first_match(_BEGINS, text, start)
 
     def write(self, calls: Sequence[tuple[str, str]]) -> str:
         """Write one list."""

@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import re
 
-from agent_r1.text.tool_formats.base import CallBlock, ToolFormat, malformed, read_call_at
+from agent_r1.text.tool_formats.base import (
+    CallBlock,
+    ToolFormat,
+    first_match,
+    growing,
+    malformed,
+    read_call_at,
+)
 
 NAME, INPUT = "Action:", "Action Input:"
 EXAMPLE = f'{NAME} TOOL\n{INPUT} {{"NAME": "VALUE"}}'
 _ACTION = re.compile(
     rf"^[ \t]*{NAME}(?P<name>[^\n]*)$(?P<input>\s*^[ \t]*{INPUT}\s*)?", re.MULTILINE
 )
+_BEGINS = re.compile(rf"^[ \t]*(?:\Z|{growing(NAME)})", re.MULTILINE)
 
 
 class ReactFormat(ToolFormat):
@@ -35,3 +43,7 @@ class ReactFormat(ToolFormat):
             named = {"name": action["name"].strip(" \t")}
             call = read_call_at(text, action.end(), named, example=EXAMPLE)
         return CallBlock(action.start(), len(text), [call])
+
+    def begins(self, text: str, start: int) -> int:
+        """Return where the next line of an action may begin."""
+        return first_match(_BEGINS, text, start)
