@@ -26,6 +26,9 @@ class SmolAgent(Agent):
             """
             return asyncio.run(model.call_tool("search", query=query))
 
-        served = OpenAIServerModel(model.name, api_base=model.base_url, api_key=model.api_key)
+        # Its own choice, "required", forces calls, and what is forced cannot be trained.
+        served = OpenAIServerModel(
+            model.name, api_base=model.base_url, api_key=model.api_key, tool_choice="auto"
+        )
         agent = ToolCallingAgent([search], served, max_steps=MAX_STEPS, verbosity_level=0)
         return str(await asyncio.to_thread(agent.run, task.prompt[-1].text()))

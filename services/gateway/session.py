@@ -471,13 +471,14 @@ class AgentSession:
         )
         self.forest.end(node, reason, reader.read(text), said)
 
+    @property
+    def turn_reader(self) -> TurnReader:
+        """Reader of turns; `reader` knows whether one began in a thought."""
+        return replace(self._chat.reader, answer_pattern=self._rules.answer_pattern)
+
     def reader(self, node: TurnNode) -> TurnReader:
         """Return what reads a turn."""
-        return replace(
-            self._chat.reader,
-            answer_pattern=self._rules.answer_pattern,
-            opens_in_thought=bool(node.opening),
-        )
+        return replace(self.turn_reader, opens_in_thought=bool(node.opening))
 
 
 class _GrowingText:

@@ -55,7 +55,7 @@ def searching(chat: ChatFormat, answer: str = ANSWER) -> FakePolicy:
     end_id = min(chat._end_of_turn_ids)
 
     def write(token_ids: list[int], number: int) -> list[int]:
-        has_read = "result of" in chat.decode(token_ids)
+        has_read = "result of {" in chat.decode(token_ids)
         return [*chat.encode(answer if has_read else SEARCH), end_id]
 
     return FakePolicy(write, eos_token_ids=[end_id], max_context=MAX_CONTEXT)
