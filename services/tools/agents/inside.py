@@ -7,7 +7,7 @@ relay.py serves, and starts the agent below itself. The keeper runs nothing of t
 be reached by it, and takes every process of the attempt with it when it ends.
 
     service --{"task", "command", ...}\\n--> keeper --{"folder"}\\n, socket--> service
-    service --"stop\\n"--> keeper --{"status", "result", "files"}--> service
+    service --"go\\n"--> keeper; then, where the agent must end: "stop\\n"; keeper --{"status", "result", "files"}--> service
 
 Standard library only, but for the messages and the user's class.
 """
@@ -192,6 +192,7 @@ def keep(
     hello = json.dumps({"folder": str(folder)}) + "\n"
     socket.send_fds(channel, [hello.encode()], [listener.fileno()])
     listener.close()
+    read_line(channel)  # until then this process must not end: the service looks for it
     work = folder / "work"
     for made in (work, folder / "home"):
         made.mkdir()

@@ -299,6 +299,7 @@ class Attempt:
             elif (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
                 self.keeper = struct.unpack("3i", content)[0]
         self._pidfd = os.pidfd_open(self.keeper)
+        await loop.sock_sendall(self._channel, b"go\n")
 
     async def report(self) -> Json | None:
         """Return what the keeper says when nothing of the attempt is left; None: it was killed."""
