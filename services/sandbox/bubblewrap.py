@@ -20,6 +20,7 @@ GUEST = Path(__file__).with_name("guest")
 """The package that runs inside."""
 INSIDE = Path("/sandbox")
 """Where the sandbox has it."""
+GUEST_MODULE = f"{GUEST.name}.main"
 PRIVATE_FOLDERS = ("/tmp", "/dev/shm")
 _START_GUEST = (
     "import sys; sys.path.insert(0, sys.argv.pop()); from {0} import main; del sys.path[0]; main()"
@@ -100,10 +101,10 @@ def command_line(
     uid: int | None,
     files: dict[str, int],
     private_proc: bool,
-    module: str = f"{GUEST.name}.main",
-    shown: Mapping[str, Path] | None = None,
-    nests: bool = False,
-    network: bool = False,
+    module: str,
+    shown: Mapping[str, Path],
+    nests: bool,
+    network: bool,
 ) -> list[str]:
     """Return the command that starts the guest in a sandbox.
 
@@ -148,7 +149,7 @@ def command_line(
         command += ["--ro-bind-try", path, path]
     for name in ("passwd", "group"):
         command += ["--perms", "0444", "--ro-bind-data", str(files[name]), f"/etc/{name}"]
-    for name, path in (shown or {GUEST.name: GUEST}).items():
+    for name, path in shown.items():
         place = INSIDE / name
         command += [
             "--perms",
@@ -198,9 +199,7 @@ def private_folders(interpreter: Interpreter) -> dict[str, list[str]]:
     }
 
 
-def python_command(
-    interpreter: Interpreter, folder: Path, module: str = f"{GUEST.name}.main"
-) -> list[str]:
+def python_command(interpreter: Interpreter, folder: Path, module: str) -> list[str]:
     """Return the command of the guest itself: no environment, no site, no folder of the script."""
     start = _START_GUEST.format(module)
     return [str(interpreter.executable), "-I", "-S", "-X", "utf8", "-c", start, str(folder)]

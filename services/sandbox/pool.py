@@ -46,18 +46,7 @@ class SandboxPool:
         Raises:
             ValueError: it does not; the text says why and what to do.
         """
-        settings = self._settings
-        own_user = bubblewrap.gives_own_users(container=settings.sandbox == "container")
-        bwrap = None
-        if settings.sandbox == "bubblewrap":
-            bwrap = bubblewrap.find_bwrap(settings.bwrap)
-        else:
-            logger.warning('sandbox = "container": programs see all that this container holds')
-            adopt_orphans()
-            if not own_user:
-                hide_from_user()
-        interpreter = await ask_interpreter(settings.python)
-        plan = SandboxPlan(settings, interpreter, bwrap, own_user=own_user)
+        plan = await make_plan(self._settings)
         try:
             await _start_probed(plan)
         except SandboxStartError as exc:
@@ -70,7 +59,7 @@ class SandboxPool:
                 raise ValueError(str(exc)) from exc
             logger.warning("no /proc may be mounted here; the sandboxes have none")
         self._plan = plan
-        for _ in range(settings.max_workers):
+        for _ in range(self._settings.max_workers):
             self._ready.append(asyncio.create_task(self._start_one()))
 
     async def stop(self) -> None:
@@ -152,6 +141,25 @@ class SandboxPool:
         self._endings.add(task)
         task.add_done_callback(self._endings.discard)
         return task
+
+
+async def make_plan(settings: SandboxSettings) -> SandboxPlan:
+    """Find what a sandbox is made of.
+
+    Raises:
+        ValueError: something is not there; the text says what to do.
+    """
+    own_user = bubblewrap.gives_own_users(container=settings.sandbox == "container")
+    bwrap = None
+    if settings.sandbox == "bubblewrap":
+        bwrap = bubblewrap.find_bwrap(settings.bwrap)
+    else:
+        logger.warning('sandbox = "container": programs see all that this container holds')
+        adopt_orphans()
+        if not own_user:
+            hide_from_user()
+    interpreter = await ask_interpreter(settings.python)
+    return SandboxPlan(settings, interpreter, bwrap, own_user=own_user)
 
 
 async def _start_probed(plan: SandboxPlan) -> None:
