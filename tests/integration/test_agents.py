@@ -6,7 +6,6 @@ import asyncio
 import os
 import secrets
 import signal
-import sys
 import textwrap
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -102,7 +101,7 @@ async def running(**settings: Any) -> AsyncIterator[AgentTool]:
     try:
         await tool.start()
     except ValueError as exc:
-        if "namespace" not in str(exc) and "bwrap" not in str(exc):
+        if not any(word in str(exc) for word in ("bwrap", "unshare")):
             raise
         pytest.skip(str(exc))
     try:
@@ -573,8 +572,8 @@ answer = json.load(urllib.request.urlopen(request))["choices"][0]["message"]["co
 
 @pytest.mark.parametrize("form", ["command", "class"])
 async def test_in_a_container_agents_end_with_their_attempts_too(form: str, classes: str):
-    if os.geteuid() == 0 and sys.base_prefix.startswith("/root/"):
-        pytest.skip("the sandbox's user cannot read root's interpreter")
+    if os.geteuid() == 0:
+        pytest.skip("the sandbox's user cannot read root's files, which are shown to it elsewhere")
     run_prompt = python("import sys; exec(sys.stdin.read(), {})")
     kind = {"type": f"{classes}:Runs"} if form == "class" else {"command": run_prompt}
     async with running(**kind, sandbox="container", network=True) as tool:

@@ -53,7 +53,6 @@ class AgentTool(Tool):
     description = "Runs an agent on a task; its tool_context is an AgentAttempt."
     parameters = {"type": "object", "properties": {}, "additionalProperties": False}
     sessions = True
-    outside_effects = True
 
     def __init__(self, **settings: JsonValue) -> None:
         self.settings = parse_settings(AgentSettings, settings)
