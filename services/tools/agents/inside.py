@@ -99,6 +99,7 @@ def begin_attempt(config: Json, kind: type | None, channel: socket.socket) -> No
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
+        os.nice(5)  # the services of the run go first
         if config["container"]:
             prctl(guest.PR_SET_CHILD_SUBREAPER, 1)
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
