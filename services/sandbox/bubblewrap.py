@@ -114,7 +114,8 @@ def command_line(
         file_mb: size of /tmp, in MiB.
         uid: the user the guest changes to itself; None where a user namespace has it already.
         files: open files with the content of `seccomp`, `passwd` and `group`.
-        private_proc: False leaves /proc empty, for containers that forbid mounting it.
+        private_proc: False leaves /proc empty, for containers that forbid mounting it; a guest that
+            nests needs the one that is there, and hides it from what it starts.
         module: of the guest; its `main` is called.
         shown: what `module` needs, by the name it has in `INSIDE`.
         nests: the guest makes namespaces of their own for what it starts. It installs the filter
@@ -138,7 +139,8 @@ def command_line(
             command += ["--symlink", os.readlink(folder), folder]
         elif os.path.isdir(folder):
             command += ["--ro-bind", folder, folder]
-    command += ["--proc", "/proc"] if private_proc else ["--dir", "/proc"]
+    without_own = ["--bind", "/proc", "/proc"] if nests else ["--dir", "/proc"]
+    command += ["--proc", "/proc"] if private_proc else without_own
     # Shared mappings of /dev/zero are memory that no limit counts; /dev/full reads the same.
     command += ["--dev", "/dev", "--dev-bind", "/dev/full", "/dev/zero", "--remount-ro", "/dev"]
     # Before the interpreter, which may itself be installed below one of them.

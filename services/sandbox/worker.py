@@ -362,6 +362,7 @@ def _set_up_message(plan: SandboxPlan, uid: int | None, folder: str | None) -> J
     return {
         "uid": uid,
         "container": container,
+        "private_proc": plan.private_proc and not container,
         "seccomp": base64.b64encode(seccomp).decode(),
         "folder": folder or "/tmp",
         "writable": {folder: []} if folder else bubblewrap.private_folders(plan.interpreter),

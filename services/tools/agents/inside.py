@@ -55,7 +55,7 @@ TAIL_BYTES = 1 << 18
 _READ_BYTES = 1 << 16
 _NEW_NET = 0x40000000
 _NEW_OTHERS = 0x10000000 | 0x20000 | 0x20000000 | 0x08000000  # user, mount, pid, ipc
-_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC = 2, 4, 8, 4096, 16384
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC = 1, 2, 4, 8, 4096, 16384
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _CAPABILITY_VERSION_3 = 0x20080522
 _PROMPT_BYTES = 100_000
@@ -71,7 +71,7 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)  # or every fork kept it open
     config, _ = guest.receive(control)
     try:
-        if config["uid"] is not None and not config["container"]:
+        if config["uid"] is not None and config["private_proc"]:
             # bwrap has covered parts of it from root: below them no attempt could have its own.
             mount("proc", "/proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
         guest.set_up(config)  # it imports the class
@@ -128,7 +128,6 @@ def enter_namespaces(config: Json) -> Path:
     if os.fork() != 0:
         os._exit(0)
     prctl(PR_SET_DUMPABLE, 0)
-    mount("proc", "/proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
     mount("devpts", "/dev/pts", _MS_NOSUID | _MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
     sizes = f"size={config['limits']['file_bytes']},nr_inodes={config['max_files']}"
     for path, kept in config["writable"].items():
@@ -139,6 +138,10 @@ def enter_namespaces(config: Json) -> Path:
             os.mkdir(f"{path}/{name}")
             mount(f"/proc/self/fd/{fd}", f"{path}/{name}", _MS_BIND | _MS_REC)
             os.close(fd)
+    if config["private_proc"]:
+        mount("proc", "/proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
+    else:
+        mount("tmpfs", "/proc", _MS_RDONLY, "size=4k")
     if not config["network"]:
         with socket.socket() as any_socket:
             fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))

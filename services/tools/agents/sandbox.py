@@ -23,7 +23,7 @@ from typing import Any
 
 import agent_r1_proto
 from agent_r1.sandbox import bubblewrap
-from agent_r1.sandbox.pool import make_plan
+from agent_r1.sandbox.pool import find_working_plan, make_plan
 from agent_r1.sandbox.processes import end_orphans, find_tree
 from agent_r1.sandbox.settings import SandboxSettings
 from agent_r1.sandbox.worker import SandboxPlan, SandboxStartError, Worker
@@ -37,6 +37,11 @@ BEGIN_TIMEOUT_S = 30.0
 STARTS_AT_ONCE = 16
 """More starts wait for each other: the kernel makes namespaces one after the other."""
 STOP_TIMEOUT_S = 10.0
+PROBE = {
+    **{"command": ["true"], "timeout_s": 60.0},
+    **{"task": {}, "prompt": "", "key": "", "model": "", "path": ""},
+}
+"""Attempt that shows whether the sandbox works."""
 REPORT_BYTES = 32 << 20
 _READ_BYTES = 1 << 16
 _OURS = "agent_r1"
@@ -68,8 +73,8 @@ class AgentSandbox:
         """Start the sandbox; the agent's class is imported when this returns.
 
         Raises:
-            ValueError: something that it needs is not there; the text says what to do.
-            SandboxStartError: it does not start, or the class cannot be imported in it.
+            ValueError: it does not start here, or the class cannot be imported in it; the text says
+                what to do.
         """
         settings = self._settings
         shared = settings.model_dump(include={"sandbox", "cpu_s", "memory_mb", "processes"})
@@ -81,7 +86,7 @@ class AgentSandbox:
         shown += [absolute(word) for word in settings.command or () if is_file(word)]
         interpreter = replace(interpreter, prefixes=(*interpreter.prefixes, *shown))
         path = f"{interpreter.environment}/bin:/usr/local/bin:/usr/bin:/bin"
-        self._plan = replace(
+        plan = replace(
             plan,
             interpreter=interpreter,
             module=f"{_OURS}.tools.agents.inside",
@@ -99,7 +104,23 @@ class AgentSandbox:
                 "open_files": OPEN_FILES,
             },
         )
+        self._plan = await find_working_plan(plan, self._try_plan)
         self._worker = await Worker.start(self._plan)
+
+    async def _try_plan(self, plan: SandboxPlan) -> None:
+        """Make a trivial attempt."""
+        self._plan = plan
+        try:
+            attempt = await self.begin(PROBE)
+            report = await attempt.report()
+            await attempt.end()
+        finally:
+            await self.stop()
+        if report is None or report.get("status") != 0:
+            raise SandboxStartError(
+                f"the sandbox of the agents cannot run a trivial program: {report}; check "
+                "memory_mb, processes and file_mb"
+            )
 
     async def stop(self) -> None:
         """End every process of the sandbox."""

@@ -36,7 +36,6 @@ logger = logging.getLogger(__name__)
 
 GRACE_S = 10.0
 """Time after an attempt's limit in which its keeper must have ended it."""
-PROBE_S = 60.0
 
 
 class AgentTool(Tool):
@@ -69,18 +68,8 @@ class AgentTool(Tool):
         """
         try:
             await self._sandbox.start()
-            attempt = await self._sandbox.begin(_make_order(None, ["true"]))
-            report = await attempt.report()
-            await attempt.end()
-        except SandboxStartError as exc:
-            await self._sandbox.stop()
+        except ValueError as exc:
             raise ValueError(f"{exc}{_hint(self.settings, str(exc))}") from exc
-        if report is None or report.get("status") != 0:
-            await self._sandbox.stop()
-            raise ValueError(
-                f"the sandbox of the agents cannot run a trivial program: {report}; check "
-                "memory_mb, processes and file_mb"
-            )
 
     async def stop(self) -> None:
         """End every agent, and the sandbox."""
@@ -180,17 +169,11 @@ def import_agent(name: str) -> type[Agent]:
     return found
 
 
-def _make_order(attempt: AgentAttempt | None, command: list[str] | None) -> Json:
-    """Return what the keeper of an attempt is told; without an attempt, one that asks nothing."""
+def _make_order(attempt: AgentAttempt, command: list[str] | None) -> Json:
+    """Return what the keeper of an attempt is told."""
     words = [str(absolute(word)) if is_file(word) else word for word in command or ()]
-    order: Json = {
+    return {
         "command": words or None,
-        "timeout_s": PROBE_S,
-        **{"task": {}, "prompt": "", "key": "", "model": "", "path": ""},
-    }
-    if attempt is None:
-        return order
-    return order | {
         "task": attempt.task.model_dump(mode="json"),
         "prompt": attempt.task.prompt[-1].shown(),
         "key": attempt.key,
