@@ -6,35 +6,19 @@ table is `agent.service`), the gateway listens at `agent.gateway`, and agents ca
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field
 
-from agent_r1.runtime.config import ListenConfig, StrictConfig
-from agent_r1.runtime.user_code import CODE_PATTERN
-from agent_r1_proto.agents import MAX_ARTEFACTS
+from agent_r1.runtime.agent_settings import AgentSettings
+from agent_r1.runtime.config import ListenConfig
 
 Pattern = Annotated[str, Field(min_length=1)]
 
 
-class AgentConfig(StrictConfig):
+class AgentConfig(AgentSettings):
     """`[agent]`: what runs, what it may do, and what of it is trained."""
 
-    type: Annotated[str, Field(pattern=CODE_PATTERN)] | None = None
-    """`module:Name` of an Agent subclass found through `run.plugins`."""
-    command: list[str] | None = None
-    """Instead of `type`: a program and its arguments. It finds the model in OPENAI_BASE_URL,
-    OPENAI_API_KEY and OPENAI_MODEL, and the task in AGENT_R1_TASK, a JSON file."""
-    options: dict[str, JsonValue] = {}
-    """Further settings of the service that runs agents: limits, `env`, `network`; docs/any-agent.md
-    lists them."""
-    answer: Literal["message", "output", "file"] = "message"
-    """What the answer is: the last message of the policy, what the agent returns or prints, or
-    what it leaves in `answer_file`."""
-    answer_file: str | None = None
-    """Path of that file in the agent's folder."""
-    artefacts: Annotated[list[str], Field(max_length=MAX_ARTEFACTS)] = []
-    """Paths in the agent's folder whose text goes to the reward."""
     timeout_s: Annotated[float, Field(gt=0)] = 300.0
     """Time one attempt may take, in seconds; then it is stopped and ends as TRUNCATED."""
     max_concurrent: Annotated[int, Field(ge=1)] = 128
@@ -62,27 +46,8 @@ class AgentConfig(StrictConfig):
     service: ListenConfig = ListenConfig()
     """Where the service that runs agents listens."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if (self.type is None) == (self.command is None):
-            raise ValueError(
-                f"agent.type ({self.type!r}) and agent.command ({self.command!r}): set exactly one "
-                "of them"
-            )
-        if (self.answer == "file") != (self.answer_file is not None):
-            raise ValueError(
-                f'agent.answer_file ({self.answer_file!r}) belongs to agent.answer = "file"; the '
-                f"answer is {self.answer!r}"
-            )
-        return self
-
     def service_settings(self) -> dict[str, Any]:
         """Return the settings of the tool that runs agents."""
-        own = {
-            "type": self.type,
-            "command": self.command,
-            "answer": self.answer,
-            "answer_file": self.answer_file,
-            "artefacts": self.artefacts,
-        }
-        return {**self.options, **{name: value for name, value in own.items() if value is not None}}
+        return self.model_dump(
+            mode="json", include=set(AgentSettings.model_fields), exclude_defaults=True
+        )

@@ -92,6 +92,7 @@ ELSEWHERE = {
     ("docs/tools.md", ""): "tests/integration/test_tool_swap.py",
     ("docs/tutorial.md", ""): "tests/e2e/test_wheel.py",
     ("README.md", "make demo"): "tests/e2e/test_wheel.py",
+    ("docs/any-agent.md", "make demo-agent"): "tests/e2e/test_agent_run.py",
     ("README.md", "docker compose"): "scripts/test_docker",
     ("examples/code/README.md", "docker compose"): "tests/unit/test_quality_compose.py",
     ("examples/deep_world/README.md", "agent-r1 diagnose"): "tests/integration/test_diagnose.py",

@@ -8,7 +8,7 @@ import os
 import signal
 from typing import Any
 
-from agent_r1.tools.agents.settings import AgentSettings
+from agent_r1.runtime.agent_settings import AgentSettings
 from agent_r1_proto.agents import MAX_OUTPUT_CHARS, AgentEnd, AgentExit
 
 Json = dict[str, Any]

@@ -27,7 +27,7 @@ from agent_r1.sandbox.pool import find_working_plan, make_plan
 from agent_r1.sandbox.processes import end_orphans, find_tree
 from agent_r1.sandbox.settings import SandboxSettings
 from agent_r1.sandbox.worker import SandboxPlan, SandboxStartError, Worker
-from agent_r1.tools.agents.settings import FILES, OPEN_FILES, AgentSettings
+from agent_r1.runtime.agent_settings import FILES, OPEN_FILES, AgentSettings
 from agent_r1_proto.agents import MAX_OUTPUT_CHARS
 
 logger = logging.getLogger(__name__)

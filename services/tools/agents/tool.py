@@ -21,7 +21,7 @@ from agent_r1.tools.agents.agent import Agent
 from agent_r1.tools.agents.ending import Json, describe_end
 from agent_r1.tools.agents.relay import Relay
 from agent_r1.tools.agents.sandbox import AgentSandbox, Attempt, absolute, is_file
-from agent_r1.tools.agents.settings import AgentSettings
+from agent_r1.runtime.agent_settings import AgentSettings
 from agent_r1.tools.base import (
     Arguments,
     CallContext,

@@ -1,12 +1,16 @@
-"""Settings of the service that runs agents: what starts one, what it may touch, its limits."""
+"""What starts an agent, what it may touch, and its limits: the first keys of `[agent]`.
+
+gateway/config.py adds those of the gateway; tools/agents runs agents by them.
+"""
 
 from __future__ import annotations
 
 import os
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from agent_r1.runtime.config import StrictConfig
 from agent_r1.runtime.user_code import CODE_PATTERN
 from agent_r1_proto.agents import MAX_ARTEFACTS
 
@@ -17,10 +21,8 @@ FILES = 100_000
 RelativePath = Annotated[str, Field(min_length=1, pattern=r"^[^/\x00][^\x00]*$")]
 
 
-class AgentSettings(BaseModel):
+class AgentSettings(StrictConfig):
     """One kind of agent, and its walls."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     type: Annotated[str, Field(pattern=CODE_PATTERN)] | None = None
     """`module:Name` of an `Agent` subclass found through `run.plugins`."""
