@@ -6,6 +6,7 @@ Copies an example that comes with the package; writes nothing elsewhere and star
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import shutil
 import subprocess
@@ -15,7 +16,9 @@ from pathlib import Path
 import agent_r1
 from agent_r1.config.sources import ConfigError, at_hand
 
-STARTER, TINY_WORLD = "starter", "tiny_world"
+STARTER, TINY_WORLD, ANY_AGENT = "starter", "tiny_world", "any_agent"
+AGENT = "raw_client.py"
+"""The agent that `--agent` writes."""
 NOT_COPIED = ("__pycache__", "data", ".index", ".pytest_cache")
 """Of tiny_world, whose data is generated."""
 
@@ -37,6 +40,12 @@ def init_arguments(parser: argparse.ArgumentParser) -> None:
         help="starter (the default): 20 tasks and your own code to change. tiny_world: the search "
         "agent of the documentation, with its generator",
     )
+    parser.add_argument(
+        "--agent",
+        action="store_true",
+        help="tiny_world with an agent of your own in place of our loop: a program that asks for "
+        "its turns over HTTP, and agent.toml, which trains it",
+    )
 
 
 def init(arguments: argparse.Namespace) -> int:
@@ -47,7 +56,14 @@ def init(arguments: argparse.Namespace) -> int:
     """
     folder: Path = arguments.folder
     _check_free(folder)
-    if arguments.example == TINY_WORLD:
+    if arguments.agent:
+        _copy_tiny_world(folder)
+        _copy_agent(folder)
+        steps = (
+            "agent-r1 train agent.toml --run-dir runs/agent",
+            "agent-r1 show runs/agent",
+        )
+    elif arguments.example == TINY_WORLD:
         _copy_tiny_world(folder)
         steps = ("agent-r1 train run.toml --run-dir runs/demo", "agent-r1 show runs/demo")
     else:
@@ -87,3 +103,24 @@ def _copy_tiny_world(folder: Path) -> None:
     print("generating the questions and the encyclopedia")
     generate = [sys.executable, folder / "generate.py", "--out", folder / "data", "--no-sft"]
     subprocess.run(generate, check=True)
+
+
+def _copy_agent(folder: Path) -> None:
+    shutil.copyfile(examples_folder() / ANY_AGENT / AGENT, folder / AGENT)
+    command = json.dumps([sys.executable, str((folder / AGENT).resolve())])
+    (folder / "agent.toml").write_text(
+        f"""# The run of run.toml with {AGENT} in place of our loop.
+
+extends = "run.toml"
+
+[run]
+id = "agent"
+
+[agent]
+command = {command}
+answer = "output"            # what it prints
+timeout_s = 60
+max_session_tokens = 3072
+""",
+        encoding="utf-8",
+    )

@@ -57,3 +57,15 @@ def test_the_commands_can_be_pasted_whatever_is_in_the_path(
     assert main(["init", str(folder)]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  cd ")]
     assert shlex.split(line) == ["cd", str(folder)]
+
+
+def test_an_agent_is_written_beside_the_run_that_trains_it(tmp_path: Path):
+    folder = tmp_path / "mine"
+    assert main(["init", str(folder), "--agent"]) == 0
+    config = load_config(folder / "agent.toml").config
+    assert config.agent is not None
+    assert config.agent.command is not None
+    assert [Path(word).is_file() for word in config.agent.command] == [True, True]
+    assert config.agent.answer == "output"
+    assert config.data is not None
+    assert "search" in config.tools
