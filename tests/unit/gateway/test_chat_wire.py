@@ -32,6 +32,7 @@ from agent_r1.gateway.wire import (
 from agent_r1.gateway.wires import chat
 from agent_r1.runtime.config import ListenConfig
 from agent_r1.runtime.http import serving as http
+from agent_r1.runtime.http.guard import HttpGuard
 from agent_r1.text.reading import TurnReader
 
 WAIT_S = 20.0
@@ -81,32 +82,32 @@ class FakeSession:
 @dataclass
 class FakeSessions:
     session: FakeSession
-    refusal: WireError | None = None
 
     def find(self, session_id: str, key: str) -> Session:
-        if self.refusal is not None:
-            raise self.refusal
         if (session_id, key) != ("one", KEY):
             raise WireError("no_session", "no session has this id and this key; use those given")
         return self.session
 
 
-@contextlib.asynccontextmanager
-async def served(
-    session: FakeSession, refusal: WireError | None = None
-) -> AsyncIterator[tuple[str, int]]:
-    """Serve sessions as the gateway does; yield the base URL of one, and the port."""
+def wire(session: FakeSession) -> FastAPI:
     app = FastAPI(openapi_url=None)
-    chat.add_chat(app, FakeSessions(session, refusal))
+    chat.add_chat(app, FakeSessions(session))
+    return app
+
+
+@contextlib.asynccontextmanager
+async def served(session: FakeSession) -> AsyncIterator[tuple[str, int]]:
+    """Serve sessions as the gateway does; yield the base URL of one, and the port."""
     listen = ListenConfig()
     with contextlib.closing(http.bind_unprotected("wire", listen)) as listener:
         port = listener.getsockname()[1]
-        async with http.serving(app, listener, listen, None, chat.error_body):
+        async with http.serving(wire(session), listener, listen, None, chat.error_body):
             yield f"http://127.0.0.1:{port}/sessions/one/v1", port
 
 
 @contextlib.asynccontextmanager
 async def asking(session: FakeSession) -> AsyncIterator[Any]:
+    """Yield OpenAI's client, over a real port."""
     async with (
         served(session) as (url, _),
         openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=WAIT_S) as client,
@@ -114,12 +115,19 @@ async def asking(session: FakeSession) -> AsyncIterator[Any]:
         yield client.chat.completions
 
 
+def without_port(session: FakeSession) -> httpx.AsyncClient:
+    """Return a client of the application and its guard, which needs no server."""
+    guarded = HttpGuard(wire(session), ListenConfig(), None, error_body=chat.error_body)
+    transport = httpx.ASGITransport(guarded)
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost/sessions/one/v1/")
+
+
 async def post(session: FakeSession, body: Any = None, **how: Any) -> httpx.Response:
     how.setdefault("headers", {"authorization": f"Bearer {KEY}"})
     if body is not None:
         how["json"] = body
-    async with served(session) as (url, _), httpx.AsyncClient(timeout=WAIT_S) as client:
-        return await client.post(f"{url}/chat/completions", **how)
+    async with without_port(session) as client:
+        return await client.post("chat/completions", **how)
 
 
 def request(**fields: Any) -> dict[str, Any]:
@@ -409,11 +417,11 @@ async def test_what_is_no_request_is_refused_in_the_form_of_the_api(
 
 
 async def test_routes_that_are_not_there_are_refused_in_the_form_of_the_api():
-    async with served(FakeSession()) as (url, _), httpx.AsyncClient() as client:
+    async with without_port(FakeSession()) as client:
         statuses = [
-            (await client.get(f"{url}/chat/completions")),
-            (await client.post(f"{url}/responses", json={})),
-            (await client.get(f"{url}/../../../healthz")),
+            await client.get("chat/completions"),
+            await client.post("responses", json={}),
+            await client.get("/healthz"),
         ]
     assert [got.status_code for got in statuses] == [405, 404, 404]
     assert all("message" in got.json()["error"] for got in statuses)
@@ -436,9 +444,13 @@ async def test_a_refusal_of_the_session_is_an_error_of_the_client(
     kind: ErrorKind, error: type[openai.APIStatusError], code: str | None, stream: bool
 ):
     session = FakeSession([WireError(kind, "too much", param="messages", retry_after_s=1.2)])
-    async with asking(session) as completions:
+    async with without_port(session) as http_client:
+        url = str(http_client.base_url)
+        client: Any = openai.AsyncOpenAI(
+            base_url=url, api_key=KEY, max_retries=0, http_client=http_client
+        )
         with pytest.raises(error) as caught:
-            await completions.create(**request(stream=stream))
+            await client.chat.completions.create(**request(stream=stream))
     assert (caught.value.code, caught.value.param) == (code, "messages")
     assert caught.value.response.headers["retry-after"] == "2"
     assert session.delivered_turns == []
@@ -548,10 +560,10 @@ JSON = st.recursive(
 
 def test_no_body_whatever_makes_an_error_of_the_server():
     async def send_all(bodies: Iterator[Any]) -> None:
-        async with served(FakeSession()) as (url, _), httpx.AsyncClient() as client:
+        async with without_port(FakeSession()) as client:
             for body in bodies:
                 headers = {"authorization": f"Bearer {KEY}"}
-                got = await client.post(f"{url}/chat/completions", json=body, headers=headers)
+                got = await client.post("chat/completions", json=body, headers=headers)
                 assert got.status_code in (200, 400), (body, got.text)
                 assert got.status_code == 200 or "message" in got.json()["error"]
 
