@@ -284,7 +284,7 @@ def _read_message(index: int, given: dict[str, JsonValue]) -> ChatMessage:
             raise ValueError("role is missing; name who says it")
         message = ChatMessage.model_validate(fields)
         message.text()  # refuses images
-if message.tool_calls:  # JSON in JSON, in which half a surrogate pair comes in
+        if message.tool_calls:  # JSON in JSON, in which half a surrogate pair comes in
             message.shown().encode()
     except (ValueError, RecursionError) as exc:
         where = f"messages.{index}"
