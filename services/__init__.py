@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from agent_r1.reward.trl import trl_reward
     from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn, ToolEnv
     from agent_r1.text.tool_formats import CallBlock, ParsedCall, ToolFormat
+    from agent_r1.tools.agents.agent import Agent, Model
     from agent_r1.tools.base import (
         CallContext,
         Tool,
@@ -22,17 +23,21 @@ if TYPE_CHECKING:
         text_result,
     )
     from agent_r1.tools.function import tool
+    from agent_r1_proto.agents import AgentTask
     from agent_r1_proto.parts import ImagePart, TextPart
     from agent_r1_proto.rewards import ScoreCall, ScoreRequest, ScoreTurn
     from agent_r1_proto.tasks import Task
     from agent_r1_proto.tools import ToolResult, ToolSpec
 
 __all__ = [
+    "Agent",
+    "AgentTask",
     "CallBlock",
     "CallContext",
     "CallResult",
     "EnvStep",
     "ImagePart",
+    "Model",
     "ModelTurn",
     "ParsedCall",
     "RunStoppedError",
@@ -60,6 +65,7 @@ _HOMES = {
     "agent_r1.reward.trl": ("trl_reward",),
     "agent_r1.rollout.envs": ("CallResult", "EnvStep", "ModelTurn", "ToolEnv"),
     "agent_r1.text.tool_formats": ("CallBlock", "ParsedCall", "ToolFormat"),
+    "agent_r1.tools.agents.agent": ("Agent", "Model"),
     "agent_r1.tools.base": (
         "CallContext",
         "Tool",
@@ -68,6 +74,7 @@ _HOMES = {
         "text_result",
     ),
     "agent_r1.tools.function": ("tool",),
+    "agent_r1_proto.agents": ("AgentTask",),
     "agent_r1_proto.rewards": ("ScoreCall", "ScoreRequest", "ScoreTurn"),
     "agent_r1_proto.tasks": ("Task",),
     "agent_r1_proto.parts": ("ImagePart", "TextPart"),

@@ -78,7 +78,7 @@ class SampleWorker:
     trajectories: str
     """Name of the stream that gets the results."""
     max_concurrent: int
-    """Most samples worked on at a time."""
+    """Most samples worked on at a time; with 0, none is ever taken."""
     board: FailureBoard
     """Tells whoever waits of failed attempts."""
 

@@ -59,7 +59,7 @@ def load_everything(
     request = ProbeRequest(
         model=config.model if model else None,
         env=config.env,
-        tools=config.started_tools() if samples else {},
+        tools=config.served_tools() if samples else {},
         reward=config.reward if samples else None,
         rollout=config.rollout,
         functions=own if trains else {},

@@ -86,7 +86,7 @@ def check_machine(
     yield _check_ports(config, trains=purpose == "train")
     tool_problems = list(_tool_problems(config, specs, token))
     yield Check("tools", ", ".join(config.tools) or "none", tool_problems)
-    for tool in config.started_tools().values():
+    for tool in config.served_tools().values():
         if tool.type in SANDBOXED and tool.settings.get("sandbox") != "container":
             configured = tool.settings.get("bwrap")
             yield check_sandbox(str(configured) if configured else None)
@@ -365,6 +365,9 @@ def listeners(config: Config, *, trains: bool) -> Iterator[tuple[str, ListenConf
     """Yield every table that a service of this run listens by, with its key."""
     for name, tool in config.started_tools().items():
         yield f"tools.{name}", tool
+    if config.agent is not None:
+        yield "agent.service", config.agent.service
+        yield "agent.gateway", config.agent.gateway
     yield "reward", config.reward
     yield "rollout", config.rollout
     if trains:

@@ -27,7 +27,6 @@ from agent_r1.rollout.vllm.settings import (
     VllmSettings,
     check_cpu_fit,
     check_cpu_kernels,
-    read_end_tokens,
     read_model,
 )
 from agent_r1.runtime.config import ModelConfig, StrictConfig
@@ -35,7 +34,7 @@ from agent_r1.runtime.files.hub import model_folder
 from agent_r1.runtime.imports import quick_imports
 from agent_r1.runtime.user_code import describe
 from agent_r1.text.chat_format import ChatFormat, OutsideMessage, asked_dialogue, reply_roles
-from agent_r1.text.chat_template import ChatTemplateError, load_tokenizer
+from agent_r1.text.chat_template import ChatTemplateError, load_tokenizer, read_end_tokens
 from agent_r1.text.template_checks import ANY_TOOL, check_call_format
 from agent_r1.text.tokens import PolicyError
 from agent_r1.text.tool_formats import NO_CALLS, load_tool_format

@@ -8,6 +8,7 @@ run folder: the same values, resolved, without secrets; services and `--resume` 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ from agent_r1.config.sources import (
 from agent_r1.config.versions import CONFIG_VERSION
 from agent_r1.evaluation.config import DiagnoseConfig
 from agent_r1.evaluation.score_names import ScoreNames
+from agent_r1.gateway.config import AgentConfig
 from agent_r1.learner.config import (
     DataConfig,
     EngineConfig,
@@ -47,8 +49,10 @@ from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.runtime.config import ModelConfig, RedisConfig, RunConfig, StrictConfig
 from agent_r1.runtime.files.file_formats import read_text
 from agent_r1.runtime.files.writing import write_atomically
+from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.kinds import AnyToolConfig
 from agent_r1.tools.search.config import SearchConfig
+from agent_r1_proto.agents import AGENTS
 
 if TYPE_CHECKING:
     from agent_r1.text.reading import TurnReader
@@ -68,7 +72,7 @@ OUTPUT_KEYS: frozenset[Key] = frozenset(
 )
 """Paths that are written; relative ones mean the current folder, not the configuration file's."""
 
-RESERVED_NAMES = {"redis", "rollout", "reward", "learner", "tool"}
+RESERVED_NAMES = {"redis", "rollout", "reward", "learner", "tool", "gateway", AGENTS}
 """Names of services, which name their logs and commands; no tool may have them."""
 
 SUPERVISED: tuple[Literal["sft", "train_reward"], ...] = ("sft", "train_reward")
@@ -115,6 +119,8 @@ class Config(StrictConfig):
     train_reward: TrainRewardConfig | None = None
     """Needed for `agent-r1 train-reward`."""
     episodes: EpisodesConfig = EpisodesConfig()
+    agent: AgentConfig | None = None
+    """An agent that is trained as it is, in place of the loop of `[env]`."""
 
     @model_validator(mode="after")
     def _check_tables(self) -> Self:
@@ -129,6 +135,12 @@ class Config(StrictConfig):
                     f"env.enable_tools names {name!r}, and the configured tools are "
                     f"{sorted(self.tools)}; add a table [tools.{name}] or remove the name"
                 )
+        if self.agent and self.agent.timeout_s >= self.learner.sample_timeout_s:
+            raise ValueError(
+                f"agent.timeout_s ({self.agent.timeout_s:g}) must be below "
+                f"learner.sample_timeout_s ({self.learner.sample_timeout_s:g}), after which the "
+                "learner asks again; lower it or raise that"
+            )
         for name in self.diagnose.sets or []:
             if name not in self.evaluation.sets:
                 raise ValueError(
@@ -193,6 +205,8 @@ class Config(StrictConfig):
     @property
     def max_segments(self) -> int:
         """Most segments of one trajectory: every turn may follow a rewritten history."""
+        if self.agent is not None:
+            return math.ceil(self.agent.max_session_tokens / self.model.max_context)
         return self.env.max_turns if self.env.rewritten_history == "segments" else 1
 
     def turn_reader(self) -> TurnReader:
@@ -209,6 +223,19 @@ class Config(StrictConfig):
     def started_tools(self) -> dict[str, AnyToolConfig]:
         """Return the tools that this run starts; the others run already."""
         return {name: tool for name, tool in self.tools.items() if tool.url is None}
+
+    def served_tools(self) -> dict[str, ToolConfig]:
+        """Return what is started as a tool: the tools, and the service that runs agents."""
+        served: dict[str, ToolConfig] = dict(self.started_tools())
+        if self.agent is not None:
+            listen = self.agent.service.model_dump()
+            served[AGENTS] = ToolConfig(
+                type=AGENTS,
+                settings=self.agent.service_settings(),
+                session_expiry_s=self.agent.timeout_s,
+                **listen,
+            )
+        return served
 
     def prompt_order(self) -> PromptOrder:
         """Read the training data, as the learner does.

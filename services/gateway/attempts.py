@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 
 from agent_r1.attempts.tool_client import ToolClient, ToolOutageError
 from agent_r1.gateway.config import AgentConfig
@@ -28,10 +28,11 @@ from agent_r1.gateway.wire import WireError
 from agent_r1.text.chat_format import ChatFormat
 from agent_r1.text.tokens import turn_seed
 from agent_r1_proto.agents import AGENTS, AgentAttempt, AgentEnd, AgentTask
-from agent_r1_proto.parts import shown_text
+from agent_r1_proto.parts import TextPart, shown_text
 from agent_r1_proto.session_log import SessionLog, SessionTakenError
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
+from agent_r1_proto.tools import ToolResult, ToolSpec
 from agent_r1_proto.trajectory import Status, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,8 @@ class AgentAttempts:
     """Knows the service that runs agents."""
     agent: AgentConfig
     rules: SessionRules
+    tool_timeout_s: float
+    """`env.tool_timeout_s`."""
     server_id: str
     """Name of this gateway."""
     wire_url: str
@@ -84,6 +87,46 @@ class AgentAttempts:
                 "another one's",
             )
         return session
+
+    def offered(self, session: AgentSession) -> dict[str, ToolSpec]:
+        """Return the tools of the run that a session may call, by name."""
+        specs = {name: spec for name, spec in self.tools.specs.items() if name != AGENTS}
+        wanted = session.rollout.task.tools
+        return specs if wanted is None else {n: s for n, s in specs.items() if n in wanted}
+
+    async def call_tool(
+        self, session: AgentSession, name: str, arguments: dict[str, JsonValue]
+    ) -> ToolResult:
+        """Let a tool of the run answer a call of an agent.
+
+        Raises:
+            WireError: it is not offered, or a service failed, so that the attempt is made again.
+        """
+        spec = self.offered(session).get(name)
+        if spec is None:
+            offered = ", ".join(sorted(self.offered(session))) or "none"
+            raise WireError("invalid_request", f"there is no tool {name!r}; offered: {offered}")
+        problem = self.tools.argument_error(spec, arguments)
+        if problem is not None:
+            return ToolResult(status="error", parts=[TextPart(text=f"Error: {problem}")])
+        context = session.rollout.task.tool_context
+        session_id = session.session_id
+        try:
+            if spec.sessions and name not in session.tools:
+                await self.tools.open_session(name, session_id, context)
+            session.tools.add(name)
+            reply = await self.tools.call(
+                name,
+                arguments,
+                rollout_id=session_id,
+                turn=max(len(session.forest.turns) - 1, 0),
+                tool_context=context,
+                deadline=time.monotonic() + self.tool_timeout_s,
+            )
+        except ToolOutageError as exc:
+            session.fault = exc.reason
+            raise WireError("unavailable", exc.reason) from exc
+        return reply.result
 
     async def run(self, rollout: RolloutTask) -> Trajectory:
         """Make one attempt, or go on with one that another gateway has begun.
@@ -111,7 +154,8 @@ class AgentAttempts:
             session.close()
             del self._open[session_id]
             if not journal.is_taken:
-                await asyncio.shield(self.tools.close_session(AGENTS, session_id))
+                ending = (self.tools.close_session(n, session_id) for n in (AGENTS, *session.tools))
+                await asyncio.shield(asyncio.gather(*ending))
         trajectory = self._trajectory(session, session.over)
         self.on_end(session, trajectory)
         return trajectory

@@ -82,15 +82,15 @@ class TurnNode:
         start = len(self.token_ids)
         self.token_ids += part.token_ids
         self.logprobs += part.logprobs
-        for span in part.version_spans:
+        for span in part.version_spans:  # they count from where a server began
+            end = start + span.end - span.start
             last = self.version_spans[-1] if self.version_spans else None
-            if last and last.end == start and last.policy_version == span.policy_version:
-                start, _ = last.start, self.version_spans.pop()
+            if last is not None and last.policy_version == span.policy_version:
+                start = self.version_spans.pop().start
             self.version_spans.append(
-                VersionSpan(
-                    policy_version=span.policy_version, start=start, end=len(self.token_ids)
-                )
+                VersionSpan(policy_version=span.policy_version, start=start, end=end)
             )
+            start = end
 
 
 @dataclass(frozen=True)
@@ -152,12 +152,15 @@ class Forest:
         root = self._root(asked)
         lineage = parent.lineage if parent else self._roots.get(root, len(self._roots))
         is_continued = parent is not None
-        if parent is None:
+        again = self._asked.get(digests[-1], [])
+        if parent is None and again:
+            parent = again[0].parent
+        elif parent is None:
             same = [turn for turn in self.turns if turn.lineage == lineage]
             parent = same[-1] if same else None
         return Place(
             asked=digests[-1],
-            again=list(self._asked.get(digests[-1], ())),
+            again=list(again),
             parent=parent,
             lineage=lineage,
             root=root,

@@ -96,6 +96,8 @@ class AgentSession:
         self.is_spent = False
         """A limit of the session refused a request."""
         self.requests = 0
+        self.tools: set[str] = set()
+        """Tools of the run that were called."""
         self._chat = chat
         self._servers = servers
         self._rules = rules
@@ -444,15 +446,15 @@ class AgentSession:
             seed=turn_seed(self._rules.run_seed, self.rollout, *self._place_of(node, done)),
         )
 
-    @staticmethod
-    def _place_of(node: TurnNode, done: int) -> tuple[int, str]:
+    def _place_of(self, node: TurnNode, done: int) -> tuple[int, str]:
         """Return the number of a turn in its dialogue, and the path that tells branches apart.
 
         The first dialogue of a session has the seeds of the same dialogue in the agent loop.
         """
         depth, is_first, turn = 0, node.lineage == 0, node
         while True:
-            siblings = turn.parent.children if turn.parent else [turn]
+            roots = [one for one in self.forest.turns if one.parent is None]
+            siblings = turn.parent.children if turn.parent else roots
             is_first = is_first and siblings[0] is turn
             if turn.parent is None:
                 break
@@ -469,13 +471,14 @@ class AgentSession:
         )
         self.forest.end(node, reason, reader.read(text), said)
 
+    @property
+    def turn_reader(self) -> TurnReader:
+        """Reader of turns; `reader` knows whether one began in a thought."""
+        return replace(self._chat.reader, answer_pattern=self._rules.answer_pattern)
+
     def reader(self, node: TurnNode) -> TurnReader:
         """Return what reads a turn."""
-        return replace(
-            self._chat.reader,
-            answer_pattern=self._rules.answer_pattern,
-            opens_in_thought=bool(node.opening),
-        )
+        return replace(self.turn_reader, opens_in_thought=bool(node.opening))
 
 
 class _GrowingText:

@@ -167,7 +167,8 @@ def _write(
             read,
         )
         replies = next((child.replies for child in turn.children if child.replies), [])
-        numbers = {session.call_id(turn.number, j): j for j in range(len(read.calls))}
+        told = [j for j, call in enumerate(read.calls) if not call.error]
+        numbers = {session.call_id(turn.number, i): j for i, j in enumerate(told)}
         results = {numbers[r.tool_call_id]: r for r in replies if r.tool_call_id in numbers}
         ends = chat.call_end_indexes(turn.token_ids, read.text, read.calls)
         interaction.set_calls(

@@ -39,6 +39,7 @@ from agent_r1.runtime.files.run_folder import (
 )
 from agent_r1.runtime.http.token import TOKEN_VARIABLE, write_token
 from agent_r1.runtime.together import run_together
+from agent_r1_proto.agents import AGENTS
 from agent_r1_proto.streams import Broker
 
 LEARNER_RANK, ROLLOUT_RANK, TOOL_RANK = 0, 1, 2
@@ -135,7 +136,8 @@ class LocalServices:
         replicas = len(self._placement.rollout)
         names = ["rollout"] if replicas == 1 else [f"rollout-{i}" for i in range(replicas)]
         self._rollout_places = dict(zip(names, self._placement.rollout, strict=True))
-        self.supervisor.expect(*config.started_tools(), "reward", *names)
+        gateway = ["gateway"] * (config.agent is not None)
+        self.supervisor.expect(*config.served_tools(), "reward", *gateway, *names)
 
     async def _count_deadly(self) -> int:
         """Return how many entries were dead-lettered because they end processes."""
@@ -227,7 +229,7 @@ class LocalServices:
         Raises:
             ServiceError: a tool did not come up.
         """
-        tools = self._config.started_tools()
+        tools = self._config.served_tools()
         urls = await run_together(self.supervisor.start(self._tool(name)) for name in tools)
         self.tool_urls = dict(zip(tools, urls, strict=True))
 
@@ -240,10 +242,10 @@ class LocalServices:
                 *(self.supervisor.start(scorer) for scorer in scorers),
             ]
         )
-        await run_together(
-            self.supervisor.start(self._rollout(name, where))
-            for name, where in self._rollout_places.items()
-        )
+        samplers = [self._rollout(name, where) for name, where in self._rollout_places.items()]
+        if self._config.agent is not None:
+            samplers.append(self._gateway())
+        await run_together(map(self.supervisor.start, samplers))
 
     def served(self) -> Config:
         """Return the configuration for a client of the services: how to reach and enter them."""
@@ -314,7 +316,8 @@ class LocalServices:
 
     def _tool(self, name: str) -> ServiceSpec:
         command = self.command("tool", name, "--name", name)
-        port = tool_variable(name, "PORT")
+        is_agents = name == AGENTS
+        port = f"{ENV_PREFIX}AGENT__SERVICE__PORT" if is_agents else tool_variable(name, "PORT")
         return self._spec(name, command, port_variable=port, stop_rank=TOOL_RANK)
 
     def _reward(self) -> ServiceSpec:
@@ -340,6 +343,9 @@ class LocalServices:
             gpus=where.gpus,
             stop_rank=ROLLOUT_RANK,
         )
+
+    def _gateway(self) -> ServiceSpec:
+        return self._spec("gateway", self.command("gateway", "gateway"), stop_rank=ROLLOUT_RANK)
 
     def _learner(self, resume: bool, config_file: Path | None = None) -> ServiceSpec:
         command = self.command("learner", "learner", config_file=config_file)

@@ -79,6 +79,8 @@ class RolloutSettings:
     """Base URL of every tool service, by name; None: it announces itself in the tool pool."""
     weights_dir: Path
     """Transport `file`: weights are loaded from files below this folder only."""
+    takes_samples: bool = True
+    """False: gateways take the samples, and ask this server for tokens."""
     transport: TransportName = "file"
     """How the learner publishes weights."""
     announce_dir: Path | None = None
@@ -237,7 +239,7 @@ async def _serve_samples(
             run_attempt=make_agent_loop(policy, chat, tools, settings, server_id, scorer).run,
             versions=versions,
             trajectories=broker.keys.trajectories,
-            max_concurrent=rollout.max_concurrent,
+            max_concurrent=rollout.max_concurrent if settings.takes_samples else 0,
             board=FailureBoard(broker),
         )
         app = create_app(

@@ -10,24 +10,25 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from agent_r1.sandbox.interpreter import Interpreter
-from agent_r1.sandbox.settings import SHM_MB, SandboxSettings
+from agent_r1.sandbox.settings import SHM_MB
 
 GUEST = Path(__file__).with_name("guest")
 """The package that runs inside."""
-_GUEST_INSIDE = Path("/sandbox")
+INSIDE = Path("/sandbox")
+"""Where the sandbox has it."""
 PRIVATE_FOLDERS = ("/tmp", "/dev/shm")
 _START_GUEST = (
-    "import sys; sys.path.insert(0, sys.argv.pop()); from {0}.main import main; "
-    "del sys.path[0]; main()"
+    "import sys; sys.path.insert(0, sys.argv.pop()); from {0} import main; del sys.path[0]; main()"
 )
 SANDBOX_UID = 65534
 """The user inside, where the sandbox has a user namespace of its own."""
 _SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _LOADER_CACHE = "/etc/ld.so.cache"
+_NETWORK_FILES = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/ssl")
 _CAP_SETGID, _CAP_SETUID, _CAP_SYS_ADMIN = 6, 7, 21
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
@@ -94,30 +95,41 @@ def gives_own_users(*, container: bool) -> bool:
 def command_line(
     bwrap: str,
     interpreter: Interpreter,
-    settings: SandboxSettings,
     *,
+    file_mb: int,
     uid: int | None,
     files: dict[str, int],
     private_proc: bool,
+    module: str = f"{GUEST.name}.main",
+    shown: Mapping[str, Path] | None = None,
+    nests: bool = False,
+    network: bool = False,
 ) -> list[str]:
     """Return the command that starts the guest in a sandbox.
 
     Args:
         bwrap: path of the program.
         interpreter: what runs the guest.
-        settings: sizes of the writable folders.
+        file_mb: size of /tmp, in MiB.
         uid: the user the guest changes to itself; None where a user namespace has it already.
         files: open files with the content of `seccomp`, `passwd` and `group`.
         private_proc: False leaves /proc empty, for containers that forbid mounting it.
+        module: of the guest; its `main` is called.
+        shown: what `module` needs, by the name it has in `INSIDE`.
+        nests: the guest makes namespaces of their own for what it starts. It installs the filter
+            itself, and changes its user even where it has the right to mount.
+        network: the sandbox has the machine's.
     """
-    command = [bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
+    command = [bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-uts"]
+    command += [] if network else ["--unshare-net"]
     command += ["--unshare-cgroup-try", "--hostname", "sandbox", "--die-with-parent"]
     command += ["--new-session", "--clearenv", "--cap-drop", "ALL"]
     if uid is None:
         command += ["--unshare-user", "--uid", str(SANDBOX_UID), "--gid", str(SANDBOX_UID)]
     else:
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-    command += ["--seccomp", str(files["seccomp"])]
+        command += ["--cap-add", "CAP_SYS_ADMIN"] if nests else []
+    command += [] if nests else ["--seccomp", str(files["seccomp"])]
     for name, value in ENVIRONMENT.items():
         command += ["--setenv", name, value]
     for folder in _SYSTEM_FOLDERS:
@@ -129,15 +141,29 @@ def command_line(
     # Shared mappings of /dev/zero are memory that no limit counts; /dev/full reads the same.
     command += ["--dev", "/dev", "--dev-bind", "/dev/full", "/dev/zero", "--remount-ro", "/dev"]
     # Before the interpreter, which may itself be installed below one of them.
-    for folder, size_mb in (("/dev/shm", SHM_MB), ("/tmp", settings.file_mb)):
+    for folder, size_mb in (("/dev/shm", SHM_MB), ("/tmp", file_mb)):
         command += ["--size", str(size_mb << 20), "--perms", "1777", "--tmpfs", folder]
     command += _show_paths([*interpreter.prefixes, *interpreter.packages])
-    command += ["--ro-bind-try", _LOADER_CACHE, _LOADER_CACHE]
+    for path in (_LOADER_CACHE, *(_NETWORK_FILES if network else ())):
+        command += ["--ro-bind-try", path, path]
     for name in ("passwd", "group"):
         command += ["--perms", "0444", "--ro-bind-data", str(files[name]), f"/etc/{name}"]
-    command += ["--ro-bind", str(GUEST), str(_GUEST_INSIDE / GUEST.name)]
+    parents = {(INSIDE / name).parent for name in shown or ()} - {INSIDE}
+    for folder in sorted(parents):  # left to itself, bwrap makes it private
+        command += ["--perms", "0755", "--dir", str(folder)]
+    for name, path in (shown or {GUEST.name: GUEST}).items():
+        place = INSIDE / name
+        command += [
+            "--perms",
+            "0755",
+            "--dir",
+            str(place.parent),
+            "--ro-bind",
+            str(path),
+            str(place),
+        ]
     command += ["--chdir", "/tmp", "--remount-ro", "/", "--as-pid-1", "--"]
-    return [*command, *python_command(interpreter, _GUEST_INSIDE)]
+    return [*command, *python_command(interpreter, INSIDE, module)]
 
 
 def _show_paths(paths: list[Path]) -> list[str]:
@@ -149,7 +175,7 @@ def _show_paths(paths: list[Path]) -> list[str]:
         options += ["--perms", "0755", "--tmpfs", str(cover)]
     # Left to itself, bwrap makes the folders above a private one private as well.
     parents = {parent for path in shown for parent in path.parents if parent.name}
-    for parent in sorted(parents | {Path("/etc"), _GUEST_INSIDE} - {*map(Path, PRIVATE_FOLDERS)}):
+    for parent in sorted(parents | {Path("/etc"), INSIDE} - {*map(Path, PRIVATE_FOLDERS)}):
         options += ["--perms", "0755", "--dir", str(parent)]
     for path in shown:
         options += ["--ro-bind", str(path), str(path)]
@@ -175,9 +201,11 @@ def private_folders(interpreter: Interpreter) -> dict[str, list[str]]:
     }
 
 
-def python_command(interpreter: Interpreter, folder: Path) -> list[str]:
+def python_command(
+    interpreter: Interpreter, folder: Path, module: str = f"{GUEST.name}.main"
+) -> list[str]:
     """Return the command of the guest itself: no environment, no site, no folder of the script."""
-    start = _START_GUEST.format(GUEST.name)
+    start = _START_GUEST.format(module)
     return [str(interpreter.executable), "-I", "-S", "-X", "utf8", "-c", start, str(folder)]
 
 

@@ -14,12 +14,13 @@ from pathlib import Path
 
 ASK_TIMEOUT_S = 60.0
 _QUESTION = """
-import json, os, site, sys
+import json, os, sys
 print(json.dumps({
     "version": sys.version_info[:2],
     "executable": os.path.realpath(getattr(sys, "_base_executable", sys.executable)),
     "prefixes": sorted({sys.base_prefix, sys.base_exec_prefix}),
-    "packages": [path for path in site.getsitepackages() if os.path.isdir(path)],
+    "environment": sys.prefix,
+    "packages": [p for p in sys.path if p.endswith("-packages") and os.path.isdir(p)],
 }))
 """
 _OLDEST = (3, 10)
@@ -35,6 +36,8 @@ class Interpreter:
     """Folders of the binary and its standard library."""
     packages: tuple[Path, ...]
     """Folders of the installed packages."""
+    environment: Path
+    """Folder of the virtual environment, or the prefix of the installation."""
 
 
 async def ask_interpreter(python: str | None) -> Interpreter:
@@ -73,4 +76,5 @@ async def ask_interpreter(python: str | None) -> Interpreter:
         executable=Path(answer["executable"]),
         prefixes=tuple(map(Path, answer["prefixes"])),
         packages=tuple(map(Path, answer["packages"])),
+        environment=Path(answer["environment"]),
     )

@@ -23,7 +23,7 @@ _HIGH_HALF = 4
 _LOAD, _JEQ, _JGT, _JGE, _JSET, _RET = 0x20, 0x15, 0x25, 0x35, 0x45, 0x06
 # CLONE_NEWCGROUP | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET | NEWNS
 _CLONE_NEW = 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000 | 0x20000
-_AF_UNIX = 1
+_AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
 _MAP_SHARED, _MAP_ANONYMOUS = 0x01, 0x20
 _SHARED_BYTES = 4096
 """Largest shared mapping where a program can open /dev/zero: a semaphore fits into it."""
@@ -128,12 +128,15 @@ _ON_ITSELF: dict[str, tuple[int, int, tuple[int, ...]]] = {
 }
 
 
-def compile_filter(machine: str | None = None, *, private_dev: bool) -> bytes:
+def compile_filter(
+    machine: str | None = None, *, private_dev: bool, internet: bool = False
+) -> bytes:
     """Return the filter as an array of `struct sock_filter`.
 
     Args:
         private_dev: /dev is the sandbox's own, without a /dev/zero. Otherwise shared mappings of
             more than a page are refused: nothing tells those of /dev/zero from others.
+        internet: allow IP sockets, which reach what the network namespace has.
         machine: `x86_64` or `aarch64`; None is this machine.
 
     Raises:
@@ -168,8 +171,16 @@ def compile_filter(machine: str | None = None, *, private_dev: bool) -> bytes:
         for argument in arguments:
             others = [_op(_JEQ, 0, true=1), _op(_RET, refuse)]
             program += _check_argument(calls[column], argument, others)
-    only_unix = [_op(_JEQ, _AF_UNIX, true=1), _op(_RET, _SECCOMP_RET_ERRNO | errno.EAFNOSUPPORT)]
-    program += _check_argument(number_of["socket"], _ARG0, only_unix)
+    no_family = _op(_RET, _SECCOMP_RET_ERRNO | errno.EAFNOSUPPORT)
+    only_unix = [_op(_JEQ, _AF_UNIX, true=1), no_family]
+    with_internet = [
+        _op(_JEQ, _AF_UNIX, true=3),
+        _op(_JEQ, _AF_INET, true=2),
+        _op(_JEQ, _AF_INET6, true=1),
+        no_family,
+    ]
+    sockets = with_internet if internet else only_unix
+    program += _check_argument(number_of["socket"], _ARG0, sockets)
     program += _check_argument(number_of["socketpair"], _ARG0, only_unix)
     terminal: list[bytes] = []
     for code in (_TIOCSTI, _TIOCLINUX, _TIOCSETD):

@@ -45,7 +45,7 @@ WATCH_PERIOD_S = 0.1
 _COMPLAINT_BYTES = 1 << 14
 _PACKET_BYTES = 1 << 16
 # Users that exist on no machine: above every range handed out by useradd and subuid.
-_FIRST_UID, _UIDS = 2_000_000_000, 100_000_000
+FIRST_UID, UIDS = 2_000_000_000, 100_000_000
 
 Json = dict[str, Any]
 
@@ -89,7 +89,7 @@ class Worker:
         self._base_memory = 0
         self._complaint = b""
         # Not Process.kill: it may reap the process before asyncio does.
-        self._pidfd = _open_pidfd(self.process.pid)
+        self._pidfd = open_pidfd(self.process.pid)
         self._listener = asyncio.create_task(self._listen())
 
     @classmethod
@@ -99,7 +99,7 @@ class Worker:
         Raises:
             SandboxStartError: it did not start; the text says why and what to do.
         """
-        uid = _FIRST_UID + secrets.randbelow(_UIDS) if plan.own_user else None
+        uid = FIRST_UID + secrets.randbelow(UIDS) if plan.own_user else None
         folder = None if plan.bwrap else tempfile.mkdtemp(prefix="agent-r1-sandbox-")
         if folder is not None and uid is not None:
             os.chown(folder, uid, uid)
@@ -303,11 +303,11 @@ async def _spawn(
         else:
             contents = bubblewrap.user_files(bubblewrap.SANDBOX_UID if uid is None else uid)
             contents["seccomp"] = compile_filter(private_dev=True)
-            files = {name: _memory_file(stack, data) for name, data in contents.items()}
+            files = {name: memory_file(stack, data) for name, data in contents.items()}
             command = bubblewrap.command_line(
                 plan.bwrap,
                 plan.interpreter,
-                plan.settings,
+                file_mb=plan.settings.file_mb,
                 uid=uid,
                 files=files,
                 private_proc=plan.private_proc,
@@ -349,7 +349,8 @@ def _set_up_message(plan: SandboxPlan, uid: int | None, folder: str | None) -> J
     }
 
 
-def _memory_file(stack: contextlib.ExitStack, data: bytes) -> int:
+def memory_file(stack: contextlib.ExitStack, data: bytes) -> int:
+    """Return an open file in memory that begins with `data`."""
     fd = os.memfd_create("sandbox")
     stack.callback(os.close, fd)
     os.write(fd, data)
@@ -357,7 +358,8 @@ def _memory_file(stack: contextlib.ExitStack, data: bytes) -> int:
     return fd
 
 
-def _open_pidfd(pid: int) -> int | None:
+def open_pidfd(pid: int) -> int | None:
+    """Return a file that stands for a process; None where that has ended."""
     try:
         return os.pidfd_open(pid)
     except ProcessLookupError:  # it ended at once

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from agent_r1.text.control_tokens import map_texts
@@ -48,6 +49,35 @@ def load_tokenizer(model_path: str) -> Any:
             "chat_template.jinja beside the model"
         )
     return tokenizer
+
+
+def read_end_tokens(directory: Path) -> tuple[int, ...]:
+    """Return the end-of-turn tokens of the model in a directory.
+
+    Raises:
+        ChatTemplateError: it names none, or has no usable config.json.
+    """
+    from transformers import AutoConfig  # seconds to import
+
+    generation = directory / "generation_config.json"
+    found: Any = None
+    if generation.is_file():
+        found = json.loads(generation.read_text(encoding="utf-8")).get("eos_token_id")
+    if found is None:
+        try:
+            config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+        except (OSError, ValueError) as exc:
+            raise ChatTemplateError(
+                f"model.path ({directory}) has no usable config.json: {exc}"
+            ) from exc
+        found = config.get_text_config().eos_token_id
+    ids = (found,) if isinstance(found, int) else tuple(sorted(set(found or ())))
+    if not ids:
+        raise ChatTemplateError(
+            f"{directory} names no end-of-turn token; set eos_token_id in its "
+            "generation_config.json"
+        )
+    return ids
 
 
 def render(tokenizer: Any, dialogue: Sequence[Mapping[str, Any]], what: str, **options: Any) -> str:

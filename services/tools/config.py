@@ -21,6 +21,7 @@ BUILTIN_TOOLS = {
     "python_exec": "agent_r1.tools.sandbox.python_exec:PythonExec",
     "code_tests": "agent_r1.tools.sandbox.code_tests:CodeTests",
     "mcp": "agent_r1.tools.mcp.client:McpTool",
+    "agents": "agent_r1.tools.agents.tool:AgentTool",
 }
 """Tools that come with the system, by the name a table's `type` gives them."""
 

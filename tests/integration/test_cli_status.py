@@ -19,7 +19,7 @@ from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
 from tests.support.builders import rollout_task
 from tests.support.config_scene import write_scene
-from tests.unit.rollout.tool_calls.test_discovery import instance
+from tests.unit.attempts.test_tool_discovery import instance
 
 pytestmark = pytest.mark.redis
 

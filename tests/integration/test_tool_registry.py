@@ -12,7 +12,7 @@ from agent_r1.cli.main import main
 from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.registry import KEPT_S, ToolRegistry
 from agent_r1_proto.tool_pool import Pin, PinReport
-from tests.unit.rollout.tool_calls.test_discovery import instance
+from tests.unit.attempts.test_tool_discovery import instance
 
 pytestmark = pytest.mark.redis
 

@@ -38,13 +38,14 @@ from agent_r1.runtime.imports import quick_imports
 from agent_r1.runtime.logs import make_formatter
 from agent_r1.runtime.tracing import start_tracing
 from agent_r1.runtime.user_code import CODE_PATTERN
+from agent_r1_proto.agents import AGENTS
 
 if TYPE_CHECKING:
     from agent_r1.rollout.main import RolloutSettings
 
 logger = logging.getLogger(__name__)
 
-SERVICES = ("rollout", "reward", "learner", "tool")
+SERVICES = ("rollout", "reward", "learner", "gateway", "agents", "tool")
 
 
 def configure_logging(run: RunConfig, service: str) -> None:
@@ -59,7 +60,7 @@ def configure_logging(run: RunConfig, service: str) -> None:
 
 def serve_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `serve`."""
-    parser.add_argument("service", metavar="SERVICE", help="rollout, reward, learner, or a tool")
+    parser.add_argument("service", metavar="SERVICE", help=f"{', '.join(SERVICES[:-1])}, or a tool")
     add_config(parser, required=False)
     parser.add_argument(
         "--join",
@@ -82,7 +83,8 @@ def serve_arguments(parser: argparse.ArgumentParser) -> None:
 def serve(arguments: argparse.Namespace) -> int:
     """Run one service in the foreground until it is told to stop.
 
-    SERVICE is rollout, reward, learner, or the name of a tool in the configuration. `serve tool
+    SERVICE is rollout, reward, learner, or the name of a tool in the configuration; with [agent]
+    also gateway and agents. `serve tool
     --name NAME` is the same; if there is only one tool, you may leave out --name. `serve tool
     my_module:MyTool` serves a class from the current folder without a configuration. With --join,
     everything comes from the learner of a run, which may be on another machine. Set redis.url or
@@ -99,7 +101,12 @@ def serve(arguments: argparse.Namespace) -> int:
     configure_logging(config.run, service)
     start_tracing(config.run, service)
     config_checks.use_plugins(config)
-    served = {"rollout": _serve_rollout, "reward": _serve_reward, "learner": _serve_learner}
+    served = {
+        "rollout": _serve_rollout,
+        "reward": _serve_reward,
+        "learner": _serve_learner,
+        "gateway": _serve_gateway,
+    }
     return served.get(arguments.service, _serve_tool)(config, arguments)
 
 
@@ -178,12 +185,13 @@ def _serve_tool(config: Config, arguments: argparse.Namespace) -> int:
         from agent_r1.tools import main as tools
 
     name = _tool_name(config, arguments.service, arguments.name)
-    _check_listen(config, config.tools[name], f"tools.{name}")
+    tool = config.served_tools()[name]
+    _check_listen(config, tool, "agent.service" if name == AGENTS else f"tools.{name}")
     tools.serve(
         name=name,
         run=config.run,
         redis=config.redis,
-        tool=config.tools[name],
+        tool=tool,
         announce_dir=arguments.announce_dir,
         # By the launcher it is logged; a person who started it sees it.
         say=partial(print, flush=True) if arguments.announce_dir is None else logger.info,
@@ -200,7 +208,9 @@ def _tool_name(config: Config, service: str, name: str | None) -> str:
         wanted = next(iter(config.started_tools()))
     else:
         raise ConfigError(f"name the tool with --name; the tools are {sorted(config.tools)}")
-    if wanted not in config.tools:
+    if wanted in ("gateway", AGENTS) and config.agent is None:
+        raise ConfigError(f"{wanted} serves agents, and the configuration has no table [agent]")
+    if wanted not in config.served_tools():
         raise ConfigError(
             f"there is no service {wanted!r}; the services are {', '.join(SERVICES)}, and the "
             f"configured tools are {sorted(config.tools)}"
@@ -220,6 +230,32 @@ def _tool_class(name: str) -> tuple[str, list[str]]:
         raise ConfigError(str(exc)) from exc
     plugins = json.dumps([folder])
     return tool, [f"tools.{tool}.type={name}", f"run.plugins={plugins}", "model.path=none"]
+
+
+def _serve_gateway(named: Config, arguments: argparse.Namespace) -> int:
+    config = with_folders(named)
+    _redis(config)
+    if config.agent is None:
+        raise ConfigError("gateway serves agents, and the configuration has no table [agent]")
+    _check_listen(config, config.agent.gateway, "agent.gateway")
+    from agent_r1.gateway import main as gateway
+
+    gateway.serve(
+        gateway.GatewaySettings(
+            run=config.run,
+            model=config.model,
+            redis=config.redis,
+            agent=config.agent,
+            tool_format=config.env.tool_format,
+            template_kwargs=config.env.chat_template_kwargs,
+            answer_pattern=config.env.answer_pattern,
+            max_tokens_per_turn=config.env.max_tokens_per_turn,
+            tools={name: tool.url for name, tool in config.tools.items()},
+            tool_timeout_s=config.env.tool_timeout_s,
+            announce_dir=arguments.announce_dir,
+        )
+    )
+    return 0
 
 
 def _serve_rollout(named: Config, arguments: argparse.Namespace) -> NoReturn:
@@ -253,7 +289,8 @@ def rollout_settings(config: Config, announce_dir: Path | None = None) -> Rollou
         redis=config.redis,
         env=config.env,
         rollout=config.rollout,
-        tools={name: tool.url for name, tool in config.tools.items()},
+        tools={} if config.agent else {name: tool.url for name, tool in config.tools.items()},
+        takes_samples=config.agent is None,
         weights_dir=config.learner.weights_dir or config.run.folder(),
         transport=config.learner.transport,
         announce_dir=announce_dir,

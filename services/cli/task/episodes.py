@@ -28,12 +28,12 @@ from agent_r1.rollout.main import (
     make_agent_loop,
     make_tool_client,
 )
-from agent_r1.rollout.vllm.settings import read_end_tokens
 from agent_r1.runtime.config import StrictConfig
 from agent_r1.runtime.files.file_formats import read_text
 from agent_r1.runtime.files.hub import model_folder
 from agent_r1.runtime.imports import quick_imports
 from agent_r1.text.chat_format import ChatFormat
+from agent_r1.text.chat_template import read_end_tokens
 from agent_r1.text.tokens import Generation, PolicyError
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.tasks import RolloutKey, RolloutTask, Task

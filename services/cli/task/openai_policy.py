@@ -156,7 +156,7 @@ class DialogueChat(ChatFormat):
         dialogue.add_replies([m for m in messages if isinstance(m, OutsideMessage)])
         return super().render_prompt(messages, tools)
 
-    def encode_reply(self, reply: Sequence[OutsideMessage]) -> list[int]:
+    def encode_reply(self, reply: Sequence[OutsideMessage], *, is_ended: bool = True) -> list[int]:
         """Render a reply, and add it to the dialogue."""
         self._dialogue.add_replies(reply)
         return super().encode_reply(reply)

@@ -6,7 +6,6 @@ OpenMP read once, at import. Imports neither vLLM nor torch.
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, distribution
@@ -18,6 +17,7 @@ from agent_r1.rollout.policy import PolicyOutOfMemoryError, PolicySetupError
 from agent_r1.runtime.config import ModelConfig
 from agent_r1.runtime.files.hub import HubError, model_folder
 from agent_r1.runtime.memory import GIB, free_memory_bytes
+from agent_r1.text.chat_template import read_end_tokens
 from agent_r1.weights.layout import (
     ModelLayout,
     adapter_layout,
@@ -139,6 +139,7 @@ def read_model(settings: VllmSettings) -> ModelFacts:
     try:
         layout = read_model_layout(directory, tied=bool(config.tie_word_embeddings))
         versions = layout if model.lora is None else adapter_layout(layout, model.lora)
+        ends = read_end_tokens(directory)
     except ValueError as exc:
         raise PolicySetupError(str(exc)) from exc
     max_positions = getattr(config, "max_position_embeddings", None)
@@ -152,20 +153,11 @@ def read_model(settings: VllmSettings) -> ModelFacts:
         architectures=tuple(config.architectures or ()),
         layout=layout,
         versions=versions,
-        eos_token_ids=_end_tokens(directory, config),
+        eos_token_ids=ends,
         vocab_size=config.vocab_size,
         head_dim=head_dim,
         kv_bytes_per_token=2 * config.num_hidden_layers * kv_heads * head_dim * value_bytes,
     )
-
-
-def read_end_tokens(directory: Path) -> tuple[int, ...]:
-    """Return the end-of-turn tokens of the model in a directory.
-
-    Raises:
-        PolicySetupError: it names none, or has no usable config.json.
-    """
-    return _end_tokens(directory, _text_config(directory))
 
 
 def check_cpu_kernels(facts: ModelFacts) -> None:
@@ -218,19 +210,3 @@ def _text_config(directory: Path) -> Any:
         raise PolicySetupError(
             f"model.path ({directory}) has no usable config.json: {exc}"
         ) from exc
-
-
-def _end_tokens(directory: Path, config: Any) -> tuple[int, ...]:
-    generation = directory / "generation_config.json"
-    found: Any = None
-    if generation.is_file():
-        found = json.loads(generation.read_text(encoding="utf-8")).get("eos_token_id")
-    if found is None:
-        found = config.eos_token_id
-    ids = (found,) if isinstance(found, int) else tuple(sorted(set(found or ())))
-    if not ids:
-        raise PolicySetupError(
-            f"{directory} names no end-of-turn token; set eos_token_id in its "
-            "generation_config.json"
-        )
-    return ids

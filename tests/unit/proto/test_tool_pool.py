@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent_r1_proto.tool_pool import NewVersionRule, ToolState
-from tests.unit.rollout.tool_calls.test_discovery import instance
+from tests.unit.attempts.test_tool_discovery import instance
 
 
 @pytest.mark.parametrize(

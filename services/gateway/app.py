@@ -1,0 +1,74 @@
+"""HTTP routes of a gateway: those of services, behind the run token, and those that agents call.
+
+Two applications on two ports: agents reach sessions and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse, Response
+
+from agent_r1.gateway.attempts import AgentAttempts
+from agent_r1.gateway.servers import RolloutServers
+from agent_r1.gateway.wires.chat import add_chat
+from agent_r1.gateway.wires.tools import add_tools
+from agent_r1.runtime.http.api import Route, describe
+from agent_r1_proto.messages import Message
+
+
+class GatewayHealth(Message):
+    """Answer of `GET /healthz` and `GET /readyz`."""
+
+    status: Literal["ok", "no_servers"]
+    server_id: str
+    policy_version: int
+    """Highest version that a rollout server holds; -1 without one."""
+    in_flight: int
+    """Attempts being worked on."""
+
+
+ROUTES = (
+    Route("/healthz", "get", answer=GatewayHealth),
+    Route(
+        "/readyz",
+        "get",
+        answer=GatewayHealth,
+        errors={"503": "No rollout server is announced."},
+    ),
+)
+
+
+def create_app(*, server_id: str, servers: RolloutServers, in_flight: Callable[[], int]) -> FastAPI:
+    """Build the application that services call."""
+    app = FastAPI(title="Agent-R1 gateway", docs_url=None, redoc_url=None)
+    describe(app, ROUTES)
+
+    def health() -> GatewayHealth:
+        return GatewayHealth(
+            status="ok" if servers.held >= 0 else "no_servers",
+            server_id=server_id,
+            policy_version=servers.held,
+            in_flight=in_flight(),
+        )
+
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        return JSONResponse(health().model_dump())
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        body = health()
+        return JSONResponse(body.model_dump(), 200 if body.status == "ok" else 503)
+
+    return app
+
+
+def create_wire(attempts: AgentAttempts) -> FastAPI:
+    """Build the application that agents call."""
+    app = FastAPI(title="Agent-R1 sessions", docs_url=None, redoc_url=None, openapi_url=None)
+    add_chat(app, attempts)
+    add_tools(app, attempts)
+    return app

@@ -1,0 +1,74 @@
+"""The tools of the run, as agents call them: the same services, limits and context as in the loop.
+
+`GET /sessions/{id}/tools` lists them as chat templates and OpenAI's API take them; `POST
+/sessions/{id}/tools/{name}` takes a JSON object of arguments and answers `{"status", "text"}`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import JsonValue, TypeAdapter, ValidationError
+
+from agent_r1.gateway.wire import WireError
+from agent_r1_proto.tools import ToolResult, ToolSpec
+
+_ARGUMENTS: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
+_STATUS = {"no_session": 401, "invalid_request": 400, "ended": 410}
+S = TypeVar("S")
+
+
+class ToolSessions(Protocol[S]):
+    """The sessions of this gateway, and the tools that they may call."""
+
+    def find(self, session_id: str, key: str) -> S:
+        """Return an open session; see `Sessions.find`."""
+        ...
+
+    def offered(self, session: S) -> dict[str, ToolSpec]:
+        """Return the tools that a session may call, by name."""
+        ...
+
+    async def call_tool(self, session: S, name: str, arguments: dict[str, JsonValue]) -> ToolResult:
+        """Answer a call.
+
+        Raises:
+            WireError: the tool is not offered, or a service failed.
+        """
+        ...
+
+
+def add_tools(app: FastAPI, sessions: ToolSessions[S]) -> None:
+    """Add the routes to an application."""
+
+    def session_of(request: Request, session_id: str) -> S:
+        return sessions.find(
+            session_id, request.headers.get("authorization", "").removeprefix("Bearer ")
+        )
+
+    @app.get("/sessions/{session_id}/tools")
+    async def listing(session_id: str, request: Request) -> Response:
+        try:
+            offered = sessions.offered(session_of(request, session_id))
+        except WireError as exc:
+            return _refusal(exc)
+        return JSONResponse([spec.as_function() for spec in offered.values()])
+
+    @app.post("/sessions/{session_id}/tools/{name}")
+    async def call(session_id: str, name: str, request: Request) -> Response:
+        try:
+            session = session_of(request, session_id)
+            arguments = _ARGUMENTS.validate_json(await request.body())
+            result = await sessions.call_tool(session, name, arguments)
+        except ValidationError as exc:
+            problem = f"the body is no JSON object of arguments: {exc.errors()[0]['msg']}"
+            return _refusal(WireError("invalid_request", problem))
+        except WireError as exc:
+            return _refusal(exc)
+        return JSONResponse({"status": result.status, "text": result.text()})
+
+
+def _refusal(exc: WireError) -> Response:
+    return JSONResponse({"detail": str(exc)}, _STATUS.get(exc.kind, 503))

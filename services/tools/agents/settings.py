@@ -1,0 +1,81 @@
+"""Settings of the service that runs agents: what starts one, what it may touch, its limits."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from agent_r1.runtime.user_code import CODE_PATTERN
+from agent_r1_proto.agents import MAX_ARTEFACTS
+
+OPEN_FILES = 1024
+"""Most files that one process of an agent may hold open."""
+FILES = 100_000
+"""Most files and folders in an attempt's folders."""
+RelativePath = Annotated[str, Field(min_length=1, pattern=r"^[^/\x00][^\x00]*$")]
+
+
+class AgentSettings(BaseModel):
+    """One kind of agent, and its walls."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    type: Annotated[str, Field(pattern=CODE_PATTERN)] | None = None
+    """`module:Name` of an `Agent` subclass found through `run.plugins`."""
+    command: list[str] | None = None
+    """Program and arguments that are an agent, in place of `type`. A path of a file here is shown
+    to it."""
+    version: Annotated[str, Field(min_length=1)] | None = None
+    """Recorded with every attempt; None is the class's, or "1" of a command."""
+    answer: Literal["message", "output", "file"] = "message"
+    """The agent's answer: its last message, what it returns or prints, or `answer_file`."""
+    answer_file: RelativePath | None = None
+    """File in the agent's working folder that holds its answer."""
+    artefacts: Annotated[list[RelativePath], Field(max_length=MAX_ARTEFACTS)] = []
+    """Files in the agent's working folder that rewards get, if they are there."""
+    show: list[str] = []
+    """Files and folders that agents may read, besides the system's programs, the packages that
+    are installed here, and the code beside `type`."""
+    network: bool = False
+    """True gives agents the machine's network; otherwise they reach the gateway only."""
+    env: dict[str, str] = {}
+    """Further environment variables."""
+    memory_mb: Annotated[int, Field(ge=64)] = 1024
+    """Memory: data of each process, and resident memory of all together, in MiB."""
+    processes: Annotated[int, Field(ge=1, le=4096)] = 64
+    """Most processes and threads of an attempt at once."""
+    file_mb: Annotated[int, Field(ge=1)] = 64
+    """Size of an attempt's folders, and of the largest file, in MiB."""
+    cpu_s: Annotated[float, Field(gt=0)] = 600.0
+    """CPU time of each process, in seconds."""
+    sandbox: Literal["bubblewrap", "container"] = "bubblewrap"
+    """`bubblewrap` isolates; `container` only limits, and belongs in a container of its own
+    (docs/sandbox.md)."""
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if (self.type is None) == (not self.command):
+            raise ValueError(
+                f"type ({self.type!r}) and command ({self.command!r}): set exactly one of them, a "
+                "class or a program"
+            )
+        if (self.answer == "file") != (self.answer_file is not None):
+            raise ValueError(
+                f"answer ({self.answer!r}) and answer_file ({self.answer_file!r}) go together: set "
+                'answer = "file" with a path, or leave answer_file out'
+            )
+        if self.sandbox == "container" and not self.network:
+            raise ValueError(
+                'sandbox = "container" has no wall around the network: set network = true, and let '
+                "the container reach the gateway only"
+            )
+        if missing := [path for path in self.show if not os.path.exists(path)]:
+            raise ValueError(f"show ({missing[0]!r}) is not there; correct or remove the path")
+        return self
+
+    @property
+    def files(self) -> list[str]:
+        """Return the files that come back with an attempt's end."""
+        return [*self.artefacts, *([self.answer_file] if self.answer_file else [])]

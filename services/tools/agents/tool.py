@@ -1,0 +1,225 @@
+"""`AgentTool`: an agent, served like a tool: one call is one attempt from its start to its end.
+
+The gateway opens a session, calls with an `AgentAttempt` as the `tool_context`, and gets an
+`AgentEnd` as the result's data. A connection that breaks does not end the agent: whoever calls next
+for the same attempt, perhaps another gateway that has taken the session over, waits for the agent
+that runs, and the agent's requests go to that gateway from then on. `close` ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from urllib.parse import urlsplit
+
+from pydantic import JsonValue, ValidationError
+
+from agent_r1.runtime.user_code import check_methods, import_named
+from agent_r1.sandbox.processes import find_tree, measure_memory, measure_shares
+from agent_r1.tools.agents.agent import Agent
+from agent_r1.tools.agents.ending import Json, Limit, Printed, describe_end
+from agent_r1.tools.agents.relay import Relay
+from agent_r1.tools.agents.sandbox import (
+    AgentSandbox,
+    AgentSandboxError,
+    Attempt,
+    absolute,
+    is_file,
+)
+from agent_r1.tools.agents.settings import AgentSettings
+from agent_r1.tools.base import (
+    Arguments,
+    CallContext,
+    Tool,
+    ToolUnavailableError,
+    parse_settings,
+)
+from agent_r1_proto.agents import AGENTS, MAX_OUTPUT_CHARS, AgentAttempt, AgentEnd
+from agent_r1_proto.tools import ToolResult
+
+logger = logging.getLogger(__name__)
+
+WATCH_PERIOD_S = 0.5
+
+
+class AgentTool(Tool):
+    """Runs agents.
+
+    Args:
+        settings: fields of `AgentSettings`.
+
+    Raises:
+        ValueError: a setting is wrong, or `type` is not an `Agent`.
+    """
+
+    name = AGENTS
+    description = "Runs an agent on a task; its tool_context is an AgentAttempt."
+    parameters = {"type": "object", "properties": {}, "additionalProperties": False}
+    sessions = True
+    outside_effects = True
+
+    def __init__(self, **settings: JsonValue) -> None:
+        self.settings = parse_settings(AgentSettings, settings)
+        kind = None if self.settings.type is None else import_agent(self.settings.type)
+        self.version = self.settings.version or (kind.version if kind else Agent.version)
+        self._sandbox = AgentSandbox(self.settings)
+        self._running: dict[str, _Running] = {}
+
+    async def start(self) -> None:
+        """Start the sandbox, and try an attempt in it.
+
+        Raises:
+            ValueError: it does not work here; the text says what to do.
+        """
+        try:
+            await self._sandbox.start()
+            attempt = await self._sandbox.begin(_make_order(None, ["true"]))
+            report = await attempt.report()
+            await attempt.end()
+        except AgentSandboxError as exc:
+            await self._sandbox.stop()
+            raise ValueError(str(exc)) from exc
+        if report is None or report["status"] != 0:
+            await self._sandbox.stop()
+            raise ValueError(
+                f"the sandbox of the agents cannot run a trivial program: {report}; check "
+                "memory_mb, processes and file_mb"
+            )
+
+    async def stop(self) -> None:
+        """End every agent, and the sandbox."""
+        for rollout_id in list(self._running):
+            await self.close(rollout_id)
+        await self._sandbox.stop()
+
+    async def call(self, arguments: Arguments, context: CallContext) -> ToolResult:
+        """Run an agent, or wait for the one that runs already, or say how it ended.
+
+        Raises:
+            ToolUnavailableError: the call is wrong, or the sandbox ended under the agent.
+        """
+        try:
+            attempt = AgentAttempt.model_validate(context.tool_context)
+        except ValidationError as exc:
+            # Not its text: that has the values, and one is the session's key.
+            problems = "; ".join(
+                f"{'.'.join(map(str, error['loc']))}: {error['msg']}"
+                for error in exc.errors(include_url=False, include_input=False)
+            )
+            raise ToolUnavailableError(f"tool_context is no AgentAttempt: {problems}") from None
+        running = self._running.get(context.rollout_id)
+        if running is None:
+            running = _Running(self._sandbox, self.settings, attempt)
+            self._running[context.rollout_id] = running
+        running.move(attempt.url)
+        end = await asyncio.shield(running.task)
+        return ToolResult(data=end.model_dump(mode="json"))
+
+    async def close(self, rollout_id: str) -> None:
+        """End an agent, if it still runs, with all that it started and wrote."""
+        running = self._running.pop(rollout_id, None)
+        if running is not None:
+            running.task.cancel()
+            await asyncio.gather(running.task, return_exceptions=True)
+
+
+class _Running:
+    """One agent, until its session is closed."""
+
+    def __init__(
+        self, sandbox: AgentSandbox, settings: AgentSettings, attempt: AgentAttempt
+    ) -> None:
+        self._sandbox = sandbox
+        self._settings = settings
+        self._url = attempt.url
+        self._relay: Relay | None = None
+        self.task = asyncio.create_task(self._run(attempt))
+
+    def move(self, url: str) -> None:
+        """Send the agent's requests to this gateway from now on."""
+        self._url = url
+        if self._relay is not None:
+            self._relay.move(url)
+
+    async def _run(self, attempt: AgentAttempt) -> AgentEnd:
+        try:
+            inside = await self._sandbox.begin(_make_order(attempt, self._settings.command))
+        except AgentSandboxError as exc:
+            return AgentEnd(exit="not_started", error=str(exc))
+        began = time.monotonic()
+        try:
+            assert inside.listener is not None
+            async with Relay(inside.listener, self._url) as self._relay:
+                report, why = await self._wait(inside, attempt.timeout_s)
+            if report is None and why is None:
+                raise ToolUnavailableError("the sandbox of the agents ended while an agent ran")
+            printed = Printed(inside.output.text(), inside.errors.text())
+            end = describe_end(self._settings, report, why, printed)
+            return end.model_copy(update={"latency_s": time.monotonic() - began})
+        finally:
+            self._relay = None
+            await inside.end()
+
+    async def _wait(self, inside: Attempt, timeout_s: float) -> tuple[Json | None, Limit | None]:
+        """Wait until the agent ends or must end; return the keeper's report, and the limit."""
+        reporting = asyncio.create_task(inside.report())
+        watching = asyncio.create_task(self._watch_memory(inside))
+        try:
+            await asyncio.wait(
+                (reporting, watching), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if reporting.done():
+                return reporting.result(), None
+            reporting.cancel()
+            await asyncio.gather(reporting, return_exceptions=True)
+            return await inside.ask_to_stop(), "memory" if watching.done() else "timeout"
+        finally:
+            for task in (reporting, watching):
+                task.cancel()
+            await asyncio.gather(reporting, watching, return_exceptions=True)
+
+    async def _watch_memory(self, inside: Attempt) -> None:
+        """Return when all processes of an attempt have more memory than they may."""
+        limit = self._settings.memory_mb << 20
+        while True:
+            tree = find_tree(inside.keeper)
+            # The first counts what a fork shares with the process it comes from as its own.
+            if measure_memory(tree) > limit and measure_shares(tree) > limit:
+                return
+            await asyncio.sleep(WATCH_PERIOD_S)  # the kernel tells nobody
+
+
+def import_agent(name: str) -> type[Agent]:
+    """Import `module:Name`, the value of `type`.
+
+    Raises:
+        ValueError: there is no such thing, or it is not an agent.
+    """
+    found = import_named(name, f"agent.type ({name})")
+    if not (isinstance(found, type) and issubclass(found, Agent)):
+        raise ValueError(
+            f"agent.type ({name}) is not a subclass of agent_r1.Agent; derive it from Agent, or "
+            "set agent.command to start a program"
+        )
+    check_methods(found, f"agent class {found.__name__}", {"run": ("task", "model")})
+    return found
+
+
+def _make_order(attempt: AgentAttempt | None, command: list[str] | None) -> Json:
+    """Return what the keeper of an attempt is told; without an attempt, one that asks nothing."""
+    words = [str(absolute(word)) if is_file(word) else word for word in command or ()]
+    order: Json = {
+        "command": words or None,
+        "answer_chars": MAX_OUTPUT_CHARS,
+        **{"task": {}, "prompt": "", "key": "", "model": "", "path": ""},
+    }
+    if attempt is None:
+        return order
+    return order | {
+        "task": attempt.task.model_dump(mode="json"),
+        "prompt": attempt.task.prompt[-1].shown(),
+        "key": attempt.key,
+        "model": attempt.model,
+        "path": urlsplit(attempt.url).path,
+    }

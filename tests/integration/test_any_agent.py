@@ -1,0 +1,133 @@
+"""Agents as they are, each in its sandbox, against a scripted policy: what becomes of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_r1.gateway.config import AgentConfig
+from agent_r1.gateway.session import SessionRules
+from agent_r1.text.chat_format import ChatFormat
+from agent_r1_proto.streams import Broker
+from agent_r1_proto.tasks import Task
+from tests.support.agent_scene import agent_scene
+from tests.support.builders import rollout_task
+from tests.support.fakes import FakePolicy, FakeToolServer, build_tokenizer, call_text
+
+pytestmark = [pytest.mark.redis, pytest.mark.slow]
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "any_agent"
+RAW = [sys.executable, str(EXAMPLE / "raw_client.py")]
+CLASSES = {
+    "openai-agents": ("agents", "search_agent:SearchAgent"),
+    "pydantic-ai": ("pydantic_ai", "pydantic_ai_agent:PydanticAgent"),
+    "langgraph": ("langgraph", "langgraph_agent:GraphAgent"),
+    "smolagents": ("smolagents", "smolagents_agent:SmolAgent"),
+}
+SEARCH = "<think>look</think>" + call_text(query="Ada")
+ANSWER = "<answer>Ada</answer>"
+MAX_CONTEXT = 32_000
+"""A token is a letter here, and the instructions of some frameworks are long."""
+RULES = SessionRules(run_seed=5, max_context=MAX_CONTEXT)
+
+
+@pytest.fixture
+async def broker(redis_url: str, run_id: str) -> AsyncIterator[Broker]:
+    async with await Broker.connect(redis_url, run_id) as connection:
+        yield connection
+
+
+@pytest.fixture(scope="module")
+def chat() -> ChatFormat:
+    tokenizer = build_tokenizer()
+    end_id = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    return ChatFormat(
+        tokenizer, end_of_turn_ids=[end_id], reply_roles=("tool", "user"), segments=True
+    )
+
+
+def searching(chat: ChatFormat, answer: str = ANSWER) -> FakePolicy:
+    """A policy that searches until it has read a result, and then answers."""
+    end_id = min(chat._end_of_turn_ids)
+
+    def write(token_ids: list[int], number: int) -> list[int]:
+        has_read = "result of {" in chat.decode(token_ids)
+        return [*chat.encode(answer if has_read else SEARCH), end_id]
+
+    return FakePolicy(write, eos_token_ids=[end_id], max_context=MAX_CONTEXT)
+
+
+@pytest.mark.parametrize("framework", ["raw client", *CLASSES])
+async def test_an_agent_is_trained_as_it_is(
+    framework: str, chat: ChatFormat, broker: Broker, run_id: str, monkeypatch: pytest.MonkeyPatch
+):
+    settings: dict[str, Any] = {"command": RAW}
+    answer = ANSWER
+    if framework != "raw client":
+        package, settings["type"] = CLASSES[framework]
+        del settings["command"]
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{framework} is not installed; `make test-agents` installs it")
+        monkeypatch.syspath_prepend(str(EXAMPLE))
+    if framework == "smolagents":
+        answer = call_text(name="final_answer", answer="Ada")
+    rollout = rollout_task(run_id, task=Task(id="q", prompt="Who wrote it?"))
+    config = AgentConfig(answer="output", timeout_s=60.0, **settings)
+    async with (
+        FakeToolServer() as search,
+        agent_scene(broker, chat, searching(chat, answer), config, search, rules=RULES) as attempts,
+    ):
+        trajectory = await attempts.run(rollout)
+    assert (trajectory.status, trajectory.reason) == ("COMPLETED", "answer"), trajectory.turns
+    assert len(trajectory.turns[0].calls) == 1
+    assert trajectory.turns[0].calls[0].arguments == {"query": "Ada"}
+    assert trajectory.turns[-1].answer == "Ada"
+    assert trajectory.lineages == []
+    if framework == "smolagents":  # it writes calls and results into texts of its own
+        assert len(trajectory.segment_starts) == len(trajectory.turns) - 1
+    else:
+        assert "result of" in trajectory.turns[0].calls[0].text()
+        assert trajectory.segment_starts == []
+    (call,) = search.calls
+    assert call.arguments == {"query": "Ada"}
+    assert trajectory.num_action_tokens == sum(t.end - t.start for t in trajectory.turns)
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "reason"),
+    [
+        ("raise SystemExit('broken')", "FAILED", "agent_silent: "),
+        (
+            "import os,httpx\nurl=os.environ['OPENAI_BASE_URL']+'/chat/completions'\n"
+            "h={'authorization':'Bearer '+os.environ['OPENAI_API_KEY']}\n"
+            "m=[{'role':'user','content':'hi'}]\n"
+            "httpx.post(url,json={'model':'policy','messages':m},headers=h,timeout=60)\n"
+            "raise SystemExit('gave up')",
+            "TRUNCATED",
+            "agent_failed: ",
+        ),
+    ],
+)
+async def test_how_it_ends_says_what_is_trained(
+    program: str, status: str, reason: str, chat: ChatFormat, broker: Broker, run_id: str
+):
+    config = AgentConfig(command=[sys.executable, "-c", program], timeout_s=60.0)
+    async with agent_scene(broker, chat, searching(chat), config) as attempts:
+        trajectory = await attempts.run(rollout_task(run_id))
+    assert trajectory.status == status, trajectory.reason
+    assert trajectory.reason.startswith(reason)
+    assert (trajectory.num_action_tokens > 0) == (status == "TRUNCATED")
+
+
+async def test_a_command_that_is_not_there_fails_and_costs_no_attempt(
+    chat: ChatFormat, broker: Broker, run_id: str
+):
+    config = AgentConfig(command=["no-such-program"], timeout_s=60.0)
+    async with agent_scene(broker, chat, searching(chat), config) as attempts:
+        trajectory = await attempts.run(rollout_task(run_id))
+    assert trajectory.status == "FAILED"
+    assert trajectory.reason.startswith("agent_not_started: no-such-program")

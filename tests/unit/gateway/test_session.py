@@ -1,0 +1,338 @@
+"""Sessions: what a client asks, what joins it, and the trajectory that comes of all of it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import numpy as np
+import pytest
+
+from agent_r1.gateway.session import SessionRules
+from agent_r1.gateway.wire import Asked, Said, WireError
+from agent_r1.text.chat_format import ChatFormat
+from agent_r1_proto.messages import encode_entry
+from agent_r1_proto.parts import TextPart
+from agent_r1_proto.session_log import SessionTakenError
+from agent_r1_proto.tasks import ChatMessage, MessageCall
+from agent_r1_proto.tools import ToolResult, ToolSpec
+from agent_r1_proto.trajectory import Trajectory
+from tests.support.builders import rollout_task
+from tests.support.fakes import (
+    FORGETFUL_TEMPLATE,
+    SEARCH_PARAMETERS,
+    FakeToolServer,
+    build_tokenizer,
+    call_text,
+)
+from tests.unit.gateway.scripted import Client, open_client, result, system, user
+from tests.unit.rollout.loops import ANSWER, agent_loop
+
+SEARCH = "<think>look</think>" + call_text(query="Ada")
+TOOL = ToolSpec(
+    name="search", version="", description="Looks things up.", parameters=dict(SEARCH_PARAMETERS)
+)
+
+
+@pytest.fixture(scope="module")
+def both(tokenizer, end_id: int) -> ChatFormat:
+    """A chat format for whatever may follow a turn, as the gateway has it."""
+    return ChatFormat(
+        tokenizer, end_of_turn_ids=[end_id], reply_roles=("tool", "user"), segments=True
+    )
+
+
+def captured(client: Client, trajectory: Trajectory) -> None:
+    """Every token that was sampled is in the trajectory once, behind what it was sampled after."""
+    sampled = [t for turn in client.session.forest.turns for t in turn.token_ids]
+    assert sorted(trajectory.token_ids[trajectory.action_mask].tolist()) == sorted(sampled)
+    contexts = {tuple(turn.context()): turn for turn in client.session.forest.turns}
+    for start, end in trajectory.segment_bounds():
+        for turn in trajectory.turns:
+            if start <= turn.start < end:
+                before = tuple(trajectory.token_ids[start : turn.start].tolist())
+                written = contexts[before].parent is not None or contexts[before].begins
+                assert written
+
+
+async def test_a_session_equals_the_agent_loop_bit_by_bit(both: ChatFormat, end_id: int):
+    rollout = rollout_task()
+    answer = ToolResult(parts=[TextPart(text="Ada is a person.")])
+    turns = [SEARCH, SEARCH, ANSWER]
+    async with (
+        FakeToolServer(answer=lambda call: answer) as server,
+        agent_loop(both, end_id, turns, server) as built,
+    ):
+        native = await built.loop.run(rollout)
+    client = await open_client(both, end_id, *turns, rollout=rollout)
+    history = [user("who?")]
+    for _ in turns:
+        told = await client.ask(*history, tools=(TOOL,))
+        history.append(told.message)
+        if told.message.tool_calls:
+            history.append(result(told.message, "Ada is a person."))
+    mine = client.trajectory()
+    for name in ("token_ids", "action_mask", "rollout_logprobs"):
+        np.testing.assert_array_equal(getattr(mine, name), getattr(native, name))
+    assert mine.version_spans
+    assert mine.segment_starts == native.segment_starts == []
+    assert (mine.prompt_length, mine.lineages) == (native.prompt_length, [])
+    for one, other in zip(mine.turns, native.turns, strict=True):
+        assert one.model_copy(update={"calls": []}) == other.model_copy(update={"calls": []})
+        assert [(c.end_token_index, c.tool, c.arguments, c.text()) for c in one.calls] == [
+            (c.end_token_index, c.tool, c.arguments, c.text()) for c in other.calls
+        ]
+    seeds = [request.seed for request in client.servers.requests]
+    assert seeds == [request.seed for request in built.policy.requests]
+
+
+async def test_history_that_a_client_rewords_is_still_the_policys_own(
+    both: ChatFormat, end_id: int
+):
+    client = await open_client(both, end_id, SEARCH, ANSWER)
+    told = await client.ask(user("who?"), tools=(TOOL,))
+    call = told.message.tool_calls[0]
+    # As a framework may send it back: no text, ids of its own, arguments in another order.
+    mine = ChatMessage(
+        role="assistant",
+        content="",
+        tool_calls=[MessageCall(name=call.name, arguments=call.arguments, id="fc_9")],
+    )
+    reply = ChatMessage(role="tool", content="a person", tool_call_id="fc_9")
+    await client.ask(user("who?"), mine, reply, tools=(TOOL,))
+    trajectory = client.trajectory()
+    captured(client, trajectory)
+    assert (trajectory.segment_starts, trajectory.lineages) == ([], [])
+
+
+async def test_a_changed_history_begins_a_segment_with_the_policys_own_tokens(
+    both: ChatFormat, end_id: int
+):
+    client = await open_client(both, end_id, SEARCH, ANSWER)
+    told = await client.ask(user("who?"), tools=(TOOL,))
+    await client.ask(
+        system("Be brief."),
+        user("who?"),
+        told.message,
+        result(told.message, "a person"),
+        tools=(TOOL,),
+    )
+    trajectory = client.trajectory()
+    captured(client, trajectory)
+    assert len(trajectory.segment_starts) == 1
+    assert trajectory.lineages == []
+    second = trajectory.token_ids[trajectory.segment_starts[0] :].tolist()
+    first_turn = client.session.forest.turns[0].token_ids
+    text = "".join(map(chr, second))
+    assert "".join(map(chr, first_turn)) in text  # its thought included
+
+
+async def test_as_client_leaves_thoughts_out_of_what_is_sampled_after(
+    both: ChatFormat, end_id: int
+):
+    rules = SessionRules(run_seed=5, keeps_thoughts=False)
+    client = await open_client(both, end_id, SEARCH, ANSWER, rules=rules)
+    told = await client.ask(user("who?"), tools=(TOOL,))
+    await client.ask(user("who?"), told.message, result(told.message, "p"), tools=(TOOL,))
+    trajectory = client.trajectory()
+    assert len(trajectory.segment_starts) == 1
+    before = both.decode(client.servers.requests[1].token_ids)
+    assert "look" not in before
+    assert "search" in before
+
+
+async def test_another_first_message_is_a_lineage_with_an_outcome_of_its_own(
+    both: ChatFormat, end_id: int
+):
+    client = await open_client(both, end_id, SEARCH, "a title", ANSWER)
+    told = await client.ask(user("who?"), tools=(TOOL,))
+    await client.ask(user("Name this dialogue."))
+    await client.ask(user("who?"), told.message, result(told.message, "p"), tools=(TOOL,))
+    trajectory = client.trajectory()
+    captured(client, trajectory)
+    assert [(x.name, x.parent, x.excluded) for x in trajectory.lineages] == [
+        ("main", None, ""),
+        ("agent-1", 0, ""),
+    ]
+    assert [turn.text for turn in trajectory.turns] == [SEARCH, ANSWER, "a title"]
+    assert trajectory.trained_mask().sum() == trajectory.num_action_tokens
+    only_main = client.trajectory(credit="main")
+    assert only_main.lineages[1].excluded == "side_call"
+
+
+async def test_an_equal_request_is_a_sample_unless_it_is_a_retry(both: ChatFormat, end_id: int):
+    client = await open_client(both, end_id, "one", "two", "three")
+    first = await client.ask(user("who?"))
+    again = await client.ask(user("who?"), retries=1)
+    other = await client.ask(user("who?"))
+    assert (first.texts[0], again.texts[0], other.texts[0]) == ("one", "one", "two")
+    assert again.turns == first.turns != other.turns
+    await client.ask(user("who?"), first.message, user("and?"))
+    trajectory = client.trajectory()
+    captured(client, trajectory)
+    assert [x.excluded for x in trajectory.lineages] == ["", "branch_not_gone_on_with"]
+    assert [turn.text for turn in trajectory.trained_turns()] == ["one", "three"]
+
+
+async def test_of_answers_that_nobody_goes_on_with_the_last_counts(both: ChatFormat, end_id: int):
+    client = await open_client(both, end_id, "one", "two", "three")
+    told = await client.ask(user("who?"), n=3)
+    assert sorted(told.texts.values()) == ["one", "three", "two"]
+    trajectory = client.trajectory()
+    captured(client, trajectory)
+    assert len(trajectory.trained_turns()) == 1
+    assert len({request.seed for request in client.servers.requests}) == 3
+
+
+async def test_an_answer_that_was_not_delivered_is_told_again(both: ChatFormat, end_id: int):
+    client = await open_client(both, end_id, "one", "two")
+    lost = await client.ask(user("who?"), deliver=False)
+    assert client.trajectory().lineages[0].excluded == "undelivered"
+    again = await client.ask(user("who?"))
+    assert again.turns == lost.turns
+    assert len(client.servers.requests) == 1
+    assert client.trajectory().lineages == []
+
+
+async def test_a_cut_connection_stops_the_sampling_and_a_retry_goes_on(
+    both: ChatFormat, end_id: int
+):
+    client = await open_client(both, end_id, "a longer answer", "another one")
+    client.servers.gate = asyncio.Event()
+    async with aclosing(client.session.ask(Asked(messages=(user("who?"),)))) as events:
+        async for event in events:
+            if isinstance(event, Said):
+                break
+    (turn,) = client.session.forest.turns
+    assert len(turn.token_ids) == 1
+    assert turn.finish_reason is None
+    cut = client.trajectory()
+    assert (cut.lineages[0].excluded, cut.num_action_tokens) == ("undelivered", 1)
+    client.servers.gate.set()
+    told = await client.ask(user("who?"), retries=1)
+    assert told.texts[0] == "a longer answer"
+    request = client.servers.requests[-1]
+    assert request.token_ids[-1] == turn.token_ids[0]  # what was told is part of the prompt
+    captured(client, client.trajectory())
+
+
+async def test_a_dying_server_costs_no_token(both: ChatFormat, end_id: int):
+    client = await open_client(both, end_id, "a longer answer")
+    client.servers.breaks_after = [3, 0, 2, -1]
+    told = await client.ask(user("who?"))
+    assert told.texts[0] == "a longer answer"
+    trajectory = client.trajectory()
+    assert trajectory.num_action_tokens == len(both.encode("a longer answer")) + 1
+    expected = [-(i + 1) / 100 for i in range(trajectory.num_action_tokens)]
+    np.testing.assert_allclose(trajectory.rollout_logprobs[trajectory.action_mask], expected)
+    seeds = [request.seed for request in client.servers.requests]
+    assert len(set(seeds)) == 3  # where nothing had come, the same is asked again
+
+
+async def test_another_gateway_has_the_same_forest(both: ChatFormat, end_id: int):
+    client = await open_client(both, end_id, SEARCH, ANSWER)
+    told = await client.ask(user("who?"), tools=(TOOL,))
+    heir = await client.successor()
+    assert heir.session.key == client.session.key
+    await heir.ask(user("who?"), told.message, result(told.message, "p"), tools=(TOOL,))
+    captured(heir, heir.trajectory())
+    assert heir.trajectory().segment_starts == []
+    again = await heir.successor()
+    assert encode_entry(again.trajectory()) == encode_entry(heir.trajectory())
+    with pytest.raises(WireError, match="taken over"):
+        await client.ask(user("who?"), told.message, user("more?"), tools=(TOOL,))
+    with pytest.raises(SessionTakenError):
+        await client.session.journal.write()
+
+
+async def test_a_stop_text_is_not_shown_and_its_tokens_are_kept(both: ChatFormat, end_id: int):
+    client = await open_client(both, end_id, "one STOP two", "three")
+    told = await client.ask(user("who?"), stop=("STOP",))
+    assert (told.texts[0], told.reasons[0]) == ("one ", "stop")
+    await client.ask(user("who?"), told.message, user("more?"))
+    trajectory = client.trajectory()
+    captured(client, trajectory)
+    assert trajectory.turns[0].text == "one STOP"  # the completing token stays sampled
+    assert trajectory.segment_starts == []
+
+
+async def test_max_tokens_ends_an_answer_and_the_dialogue_goes_on(both: ChatFormat, end_id: int):
+    client = await open_client(both, end_id, "a longer answer", "more")
+    told = await client.ask(user("who?"), max_tokens=3)
+    assert (told.reasons[0], len(client.session.forest.turns[0].token_ids)) == ("length", 3)
+    await client.ask(user("who?"), told.message, user("go on"))
+    trajectory = client.trajectory()
+    captured(client, trajectory)
+    # The end of turn that the policy did not sample is the template's.
+    assert not trajectory.action_mask[trajectory.turns[0].end]
+    assert trajectory.token_ids[trajectory.turns[0].end] == end_id
+
+
+async def test_limits_are_errors_that_say_what_to_do(both: ChatFormat, end_id: int):
+    rules = SessionRules(max_context=60, max_requests=2)
+    client = await open_client(both, end_id, "one", rules=rules)
+    with pytest.raises(WireError, match="shorten the history") as full:
+        await client.ask(user("x" * 100))
+    assert full.value.kind == "context_full"
+    with pytest.raises(WireError, match="allow_constrained"):
+        await client.ask(user("who?"), constrained="response_format json_schema")
+    await client.ask(user("who?"))
+    with pytest.raises(WireError, match="max_requests"):
+        await client.ask(user("who?"))
+    assert client.session.is_spent
+    client.session.close()
+    with pytest.raises(WireError) as ended:
+        await client.ask(user("who?"))
+    assert ended.value.kind == "ended"
+
+
+async def test_what_is_constrained_is_served_where_allowed_and_never_trained(
+    both: ChatFormat, end_id: int
+):
+    rules = SessionRules(allows_constrained=True)
+    client = await open_client(both, end_id, "one", "two", rules=rules)
+    told = await client.ask(user("who?"), constrained="logit_bias")
+    await client.ask(user("who?"), told.message, user("more?"))
+    trajectory = client.trajectory()
+    captured(client, trajectory)
+    assert {x.excluded for x in trajectory.lineages} == {"", "constrained"}
+    assert [turn.text for turn in trajectory.trained_turns()] == ["two"]
+
+
+async def test_volatile_text_is_shown_as_it_was_at_first(both: ChatFormat, end_id: int):
+    rules = SessionRules(volatile=(r"now: \d+",))
+    client = await open_client(both, end_id, "one", "two", rules=rules)
+    told = await client.ask(system("now: 1"), user("who?"))
+    await client.ask(system("now: 2"), user("who?"), told.message, user("more?"))
+    trajectory = client.trajectory()
+    assert trajectory.segment_starts == []
+    assert "now: 2" not in both.decode(trajectory.token_ids.tolist())
+    assert client.session.forest.changed_texts == 1
+
+
+async def test_a_template_that_rewrites_has_a_segment_for_each_turn(end_id: int):
+    forgetful = ChatFormat(
+        build_tokenizer(template=FORGETFUL_TEMPLATE),
+        end_of_turn_ids=[end_id],
+        reply_roles=("tool", "user"),
+        segments=True,
+    )
+    client = await open_client(forgetful, end_id, SEARCH, ANSWER)
+    told = await client.ask(user("who?"), tools=(TOOL,))
+    await client.ask(user("who?"), told.message, result(told.message, "p"), tools=(TOOL,))
+    trajectory = client.trajectory()
+    captured(client, trajectory)
+    assert len(trajectory.segment_starts) == 1
+
+
+async def test_the_agents_answer_and_what_it_left_are_with_the_last_turn(
+    both: ChatFormat, end_id: int
+):
+    client = await open_client(both, end_id, "one", "title", "two")
+    told = await client.ask(user("who?"))
+    await client.ask(user("name it"))
+    await client.ask(user("who?"), told.message, user("sure?"))
+    trajectory = client.trajectory(answer="42", data={"exit": "ok"})
+    last = [turn for turn in trajectory.turns if turn.text == "two"]
+    assert [(turn.answer, turn.data) for turn in last] == [("42", {"exit": "ok"})]
+    assert [turn.data for turn in trajectory.turns if turn.text != "two"] == [None, None]
