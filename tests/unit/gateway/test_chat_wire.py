@@ -56,6 +56,8 @@ class FakeSession:
     asked: list[Asked] = field(default_factory=list[Asked])
     delivered_turns: list[int] = field(default_factory=list[int])
     closed: asyncio.Event = field(default_factory=asyncio.Event)
+    journal_writes: asyncio.Event | None = None
+    """What a delivery waits for."""
     model: str = "policy"
     turn_reader: TurnReader = field(default_factory=TurnReader)
 
@@ -76,6 +78,8 @@ class FakeSession:
             self.closed.set()
 
     async def delivered(self, turn: int) -> None:
+        if self.journal_writes is not None:
+            await self.journal_writes.wait()
         self.delivered_turns.append(turn)
 
 
@@ -282,10 +286,17 @@ async def test_what_changes_nothing_is_taken_and_sampling_is_noted_once(
     assert session.asked[0].constrained == ""
 
 
-def test_every_parameter_of_the_api_is_known_or_refused_by_name():
-    known = set(chat.ChatRequest.model_fields)
-    api = set(params.CompletionCreateParamsBase.__annotations__) | {"stream"}
-    assert api - known == {"audio", "functions", "function_call", "web_search_options"}
+async def test_every_parameter_of_the_api_is_known_or_refused_by_name():
+    refused: set[str] = set()
+    async with without_port(FakeSession()) as client:
+        for name in params.CompletionCreateParamsBase.__annotations__:
+            headers = {"authorization": f"Bearer {KEY}"}
+            body = {name: None} | request()
+            got = await client.post("chat/completions", json=body, headers=headers)
+            if got.status_code != 200:
+                assert f"unknown fields: {name};" in got.json()["error"]["message"]
+                refused.add(name)
+    assert refused == {"audio", "functions", "function_call", "web_search_options"}
 
 
 async def test_messages_come_without_reasoning_and_markers():
@@ -539,6 +550,21 @@ async def test_a_turn_is_delivered_once_its_end_is_written_and_not_before():
         await reader.readuntil(b"[DONE]\n\n\r\n0\r\n\r\n")
         assert session.delivered_turns == [3]
         writer.close()
+
+
+async def test_a_client_that_hangs_up_once_it_has_all_does_not_stop_the_delivery():
+    session = FakeSession(turn("Pa"), journal_writes=asyncio.Event())
+    assert session.journal_writes is not None
+    async with served(session) as (_, port), asyncio.timeout(WAIT_S):
+        reader, writer = await connect(port, request(stream=True))
+        await reader.readuntil(b"[DONE]\n\n\r\n")
+        writer.transport.abort()
+        # The server has seen the end of that connection once it answers on another one.
+        other, writer = await connect(port, request() | {"messages": []})
+        await other.readuntil(b"HTTP/1.1 400")
+        writer.close()
+        session.journal_writes.set()
+    assert session.delivered_turns == [3]
 
 
 JSON = st.recursive(
