@@ -1,6 +1,6 @@
 # The commands of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu setup-tests demo table test test-unit test-gpu test-v2 test-docs test-docker test-observe images test-k8s test-hosts test-ranks test-models test-ray test-wheel test-sandbox check schemas hotswap bench profile clean
+.PHONY: help setup setup-gpu setup-tests demo demo-agent table test test-unit test-gpu test-v2 test-docs test-agents test-docker test-observe images test-k8s test-hosts test-ranks test-models test-ray test-wheel test-sandbox check schemas hotswap bench profile clean
 BIN := .venv/bin
 
 help: ## list the commands
@@ -14,6 +14,9 @@ setup-gpu: ## the same for NVIDIA GPUs; from then on, `make setup` keeps this va
 
 demo: setup ## train a search agent on this machine with every service, into runs/demo
 	@$(BIN)/python scripts/demo
+
+demo-agent: setup ## train an agent written on openai-agents, as it is, in the world of the demo, into runs/demo
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $$(scripts/agents_env openai-agents==0.24.0) scripts/demo --agent
 
 table: setup ## train every method of the paper on tiny_world, three seeds each; continues where it stopped
 	@$(BIN)/python scripts/demo --world-only
@@ -45,6 +48,9 @@ images: ## build the images: REGISTRY=..., TAG=... name them, PUSH=1 pushes them
 
 test-k8s: setup ## run the demo on a Kubernetes cluster and replace pods in mid-run (TRANSPORT=collective); needs docker, kubectl and helm
 	@TRANSPORT="$(TRANSPORT)" scripts/test_k8s
+
+test-agents: setup ## train agents on four public frameworks in their sandboxes, and kill every service around others 50 times (KILLS=50)
+	@scripts/test_agents $(KILLS)
 
 test-hosts: setup ## train on network namespaces that share nothing, over slow and lossy links (TRANSPORT=collective)
 	@$(BIN)/python scripts/test_hosts --transport $(or $(TRANSPORT),http)

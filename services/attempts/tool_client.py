@@ -210,6 +210,7 @@ class ToolClient:
         tool_context: JsonValue = None,
         version: str | None = None,
         deadline: float | None = None,
+        timeout_s: float | None = None,
     ) -> ToolReply:
         """Run one call.
 
@@ -221,6 +222,7 @@ class ToolClient:
             tool_context: the task's.
             version: the pinned one; None takes what the weights say.
             deadline: monotonic seconds at which the trajectory's time is up.
+            timeout_s: in place of the client's own.
 
         Raises:
             ToolOutageError: no usable answer within the time and retries allowed.
@@ -241,7 +243,7 @@ class ToolClient:
             return await self._http.post_calls(endpoint, name, [message]), 0
 
         choose = partial(self._endpoint, name, rollout_id, version)
-        found = await self._retrying(name, choose, send, deadline or math.inf)
+        found = await self._retrying(name, choose, send, deadline or math.inf, timeout_s)
         (reply, index), attempt = found
         return ToolReply(
             result=reply.results[index],
@@ -332,6 +334,7 @@ class ToolClient:
         choose: Callable[[], Endpoint],
         send: Callable[[Endpoint, int, float], Awaitable[T]],
         end: float = math.inf,
+        timeout_s: float | None = None,
     ) -> tuple[T, int]:
         """Run `send(asked, attempt, deadline)` until it succeeds, or retries or time are used up.
 
@@ -343,7 +346,8 @@ class ToolClient:
         problem = "no answer"
         asked: Endpoint | None = None
         began = time.monotonic()
-        deadline = min(began + self.timeout_s, end)
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        deadline = min(began + limit_s, end)
         try:
             async with asyncio.timeout(max(deadline - began, 0)) as clock:
                 while True:
@@ -362,7 +366,7 @@ class ToolClient:
                     pause_s = delay_s * random.uniform(0.5, 1.0)
                     delay_s = min(delay_s * 2, LONGEST_DELAY_S)
                     if kind == "tool_full":
-                        left_s = min(pause_s + self.timeout_s, end - time.monotonic())
+                        left_s = min(pause_s + limit_s, end - time.monotonic())
                         deadline = time.monotonic() + left_s
                         clock.reschedule(asyncio.get_running_loop().time() + left_s)
                     await asyncio.sleep(pause_s)

@@ -171,7 +171,9 @@ class ToolHttp:
         self._slots = {name: asyncio.Semaphore(max_requests) for name in names}
         self._http = httpx_aiohttp.HttpxAiohttpClient(
             timeout=None,  # every request runs under its call's own deadline
-            limits=httpx.Limits(max_connections=None),  # the slots bound them
+            limits=httpx.Limits(
+                max_connections=0
+            ),  # no limit, while None is 100; the slots bound them
             trust_env=False,
             headers=token_headers(token),
         )

@@ -60,8 +60,6 @@ class AgentAttempts:
     """Knows the service that runs agents."""
     agent: AgentConfig
     rules: SessionRules
-    tool_timeout_s: float
-    """`env.tool_timeout_s`."""
     server_id: str
     """Name of this gateway."""
     wire_url: str
@@ -121,7 +119,6 @@ class AgentAttempts:
                 rollout_id=session_id,
                 turn=max(len(session.forest.turns) - 1, 0),
                 tool_context=context,
-                deadline=time.monotonic() + self.tool_timeout_s,
             )
         except ToolOutageError as exc:
             session.fault = exc.reason
@@ -196,7 +193,7 @@ class AgentAttempts:
                 rollout_id=name,
                 turn=0,
                 tool_context=attempt.model_dump(mode="json"),
-                deadline=time.monotonic() + max(left_s, 0.0) + CALL_MARGIN_S,
+                timeout_s=max(left_s, 0.0) + CALL_MARGIN_S,
             )
             return AttemptEnded(end=AgentEnd.model_validate(reply.result.data))
         except ToolOutageError as exc:

@@ -21,7 +21,7 @@ from agent_r1.attempts.tool_client import ToolClient
 from agent_r1.attempts.tool_discovery import ToolDirectory
 from agent_r1.attempts.worker import SampleWorker
 from agent_r1.gateway.app import create_app, create_wire
-from agent_r1.gateway.attempts import CALL_MARGIN_S, AgentAttempts
+from agent_r1.gateway.attempts import AgentAttempts
 from agent_r1.gateway.config import AgentConfig
 from agent_r1.gateway.metrics import GatewayMetrics
 from agent_r1.gateway.servers import RolloutServers
@@ -167,7 +167,7 @@ async def _serve_samples(settings: GatewaySettings, chat: ChatFormat) -> None:
             directory=ToolDirectory(server_id=server_id, follow_schemas=True),
             registry=ToolRegistry(broker, run.tool_pool or run.id),
             announced=[AGENTS, *(n for n, url in settings.tools.items() if url is None)],
-            timeout_s=agent.timeout_s + CALL_MARGIN_S,
+            timeout_s=settings.tool_timeout_s,
             retries=RETRIES,
             max_requests=agent.max_concurrent,
             token=token,
@@ -182,7 +182,6 @@ async def _serve_samples(settings: GatewaySettings, chat: ChatFormat) -> None:
             tools=tools,
             agent=agent,
             rules=session_rules(settings),
-            tool_timeout_s=settings.tool_timeout_s,
             server_id=server_id,
             wire_url=wire_url,
         )

@@ -20,6 +20,7 @@ GUEST = Path(__file__).with_name("guest")
 """The package that runs inside."""
 INSIDE = Path("/sandbox")
 """Where the sandbox has it."""
+GUEST_MODULE = f"{GUEST.name}.main"
 PRIVATE_FOLDERS = ("/tmp", "/dev/shm")
 _START_GUEST = (
     "import sys; sys.path.insert(0, sys.argv.pop()); from {0} import main; del sys.path[0]; main()"
@@ -100,10 +101,10 @@ def command_line(
     uid: int | None,
     files: dict[str, int],
     private_proc: bool,
-    module: str = f"{GUEST.name}.main",
-    shown: Mapping[str, Path] | None = None,
-    nests: bool = False,
-    network: bool = False,
+    module: str,
+    shown: Mapping[str, Path],
+    nests: bool,
+    network: bool,
 ) -> list[str]:
     """Return the command that starts the guest in a sandbox.
 
@@ -113,7 +114,8 @@ def command_line(
         file_mb: size of /tmp, in MiB.
         uid: the user the guest changes to itself; None where a user namespace has it already.
         files: open files with the content of `seccomp`, `passwd` and `group`.
-        private_proc: False leaves /proc empty, for containers that forbid mounting it.
+        private_proc: False leaves /proc empty, for containers that forbid mounting it; a guest that
+            nests needs the one that is there, and hides it from what it starts.
         module: of the guest; its `main` is called.
         shown: what `module` needs, by the name it has in `INSIDE`.
         nests: the guest makes namespaces of their own for what it starts. It installs the filter
@@ -137,7 +139,8 @@ def command_line(
             command += ["--symlink", os.readlink(folder), folder]
         elif os.path.isdir(folder):
             command += ["--ro-bind", folder, folder]
-    command += ["--proc", "/proc"] if private_proc else ["--dir", "/proc"]
+    without_own = ["--bind", "/proc", "/proc"] if nests else ["--dir", "/proc"]
+    command += ["--proc", "/proc"] if private_proc else without_own
     # Shared mappings of /dev/zero are memory that no limit counts; /dev/full reads the same.
     command += ["--dev", "/dev", "--dev-bind", "/dev/full", "/dev/zero", "--remount-ro", "/dev"]
     # Before the interpreter, which may itself be installed below one of them.
@@ -148,10 +151,7 @@ def command_line(
         command += ["--ro-bind-try", path, path]
     for name in ("passwd", "group"):
         command += ["--perms", "0444", "--ro-bind-data", str(files[name]), f"/etc/{name}"]
-    parents = {(INSIDE / name).parent for name in shown or ()} - {INSIDE}
-    for folder in sorted(parents):  # left to itself, bwrap makes it private
-        command += ["--perms", "0755", "--dir", str(folder)]
-    for name, path in (shown or {GUEST.name: GUEST}).items():
+    for name, path in shown.items():
         place = INSIDE / name
         command += [
             "--perms",
@@ -201,9 +201,7 @@ def private_folders(interpreter: Interpreter) -> dict[str, list[str]]:
     }
 
 
-def python_command(
-    interpreter: Interpreter, folder: Path, module: str = f"{GUEST.name}.main"
-) -> list[str]:
+def python_command(interpreter: Interpreter, folder: Path, module: str) -> list[str]:
     """Return the command of the guest itself: no environment, no site, no folder of the script."""
     start = _START_GUEST.format(module)
     return [str(interpreter.executable), "-I", "-S", "-X", "utf8", "-c", start, str(folder)]

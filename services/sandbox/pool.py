@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -46,31 +46,8 @@ class SandboxPool:
         Raises:
             ValueError: it does not; the text says why and what to do.
         """
-        settings = self._settings
-        own_user = bubblewrap.gives_own_users(container=settings.sandbox == "container")
-        bwrap = None
-        if settings.sandbox == "bubblewrap":
-            bwrap = bubblewrap.find_bwrap(settings.bwrap)
-        else:
-            logger.warning('sandbox = "container": programs see all that this container holds')
-            adopt_orphans()
-            if not own_user:
-                hide_from_user()
-        interpreter = await ask_interpreter(settings.python)
-        plan = SandboxPlan(settings, interpreter, bwrap, own_user=own_user)
-        try:
-            await _start_probed(plan)
-        except SandboxStartError as exc:
-            if "proc" not in str(exc):
-                raise ValueError(str(exc)) from exc
-            plan = replace(plan, private_proc=False)
-            try:
-                await _start_probed(plan)
-            except SandboxStartError:
-                raise ValueError(str(exc)) from exc
-            logger.warning("no /proc may be mounted here; the sandboxes have none")
-        self._plan = plan
-        for _ in range(settings.max_workers):
+        self._plan = await find_working_plan(await make_plan(self._settings), _try_plan)
+        for _ in range(self._settings.max_workers):
             self._ready.append(asyncio.create_task(self._start_one()))
 
     async def stop(self) -> None:
@@ -154,7 +131,48 @@ class SandboxPool:
         return task
 
 
-async def _start_probed(plan: SandboxPlan) -> None:
+async def make_plan(settings: SandboxSettings) -> SandboxPlan:
+    """Find what a sandbox is made of.
+
+    Raises:
+        ValueError: something is not there; the text says what to do.
+    """
+    own_user = bubblewrap.gives_own_users(container=settings.sandbox == "container")
+    bwrap = None
+    if settings.sandbox == "bubblewrap":
+        bwrap = bubblewrap.find_bwrap(settings.bwrap)
+    else:
+        logger.warning('sandbox = "container": programs see all that this container holds')
+        adopt_orphans()
+        if not own_user:
+            hide_from_user()
+    interpreter = await ask_interpreter(settings.python)
+    return SandboxPlan(settings, interpreter, bwrap, own_user=own_user)
+
+
+async def find_working_plan(
+    plan: SandboxPlan, try_plan: Callable[[SandboxPlan], Awaitable[None]]
+) -> SandboxPlan:
+    """Return a plan by which a sandbox works here: the one given, or without a /proc of its own.
+
+    Raises:
+        ValueError: there is none; the text says why and what to do.
+    """
+    try:
+        await try_plan(plan)
+    except SandboxStartError as exc:
+        if "proc" not in str(exc):
+            raise ValueError(str(exc)) from exc
+        plan = replace(plan, private_proc=False)
+        try:
+            await try_plan(plan)
+        except SandboxStartError:
+            raise ValueError(str(exc)) from exc
+        logger.warning("no /proc may be mounted here; the sandboxes have none")
+    return plan
+
+
+async def _try_plan(plan: SandboxPlan) -> None:
     """Start a sandbox, run a program in it, end it.
 
     Raises:

@@ -18,12 +18,14 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from agent_r1.sandbox import bubblewrap
+from agent_r1.sandbox.bubblewrap import GUEST
 from agent_r1.sandbox.interpreter import Interpreter
 from agent_r1.sandbox.processes import (
     count_user_tasks,
@@ -45,7 +47,7 @@ WATCH_PERIOD_S = 0.1
 _COMPLAINT_BYTES = 1 << 14
 _PACKET_BYTES = 1 << 16
 # Users that exist on no machine: above every range handed out by useradd and subuid.
-FIRST_UID, UIDS = 2_000_000_000, 100_000_000
+_FIRST_UID, _UIDS = 2_000_000_000, 100_000_000
 
 Json = dict[str, Any]
 
@@ -70,6 +72,22 @@ class SandboxPlan:
     """The service is root: each sandbox changes to a user of its own."""
     private_proc: bool = True
     """False leaves /proc empty."""
+    module: str = bubblewrap.GUEST_MODULE
+    """What runs inside; its `main` is called."""
+    shown: Mapping[str, Path] = field(default_factory=lambda: {GUEST.name: GUEST})
+    """What it imports, besides the installed packages, by its path in the folder `inside`."""
+    nests: bool = False
+    """It makes namespaces for what it starts, in which IP sockets are allowed."""
+    network: bool = False
+    """The sandbox has the machine's network."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """What it is told besides."""
+
+    def inside(self, folder: str | None) -> Path:
+        """Return the folder of what it imports, as it sees that."""
+        if folder is None:
+            return bubblewrap.INSIDE
+        return Path(folder, "sandbox") if self.nests else GUEST.parent
 
 
 @dataclass(eq=False)
@@ -89,7 +107,7 @@ class Worker:
         self._base_memory = 0
         self._complaint = b""
         # Not Process.kill: it may reap the process before asyncio does.
-        self._pidfd = open_pidfd(self.process.pid)
+        self._pidfd = _open_pidfd(self.process.pid)
         self._listener = asyncio.create_task(self._listen())
 
     @classmethod
@@ -99,7 +117,7 @@ class Worker:
         Raises:
             SandboxStartError: it did not start; the text says why and what to do.
         """
-        uid = FIRST_UID + secrets.randbelow(UIDS) if plan.own_user else None
+        uid = _FIRST_UID + secrets.randbelow(_UIDS) if plan.own_user else None
         folder = None if plan.bwrap else tempfile.mkdtemp(prefix="agent-r1-sandbox-")
         if folder is not None and uid is not None:
             os.chown(folder, uid, uid)
@@ -298,12 +316,16 @@ async def _spawn(
     with contextlib.ExitStack() as stack:
         if plan.bwrap is None:
             assert folder is not None
-            command = bubblewrap.python_command(plan.interpreter, bubblewrap.GUEST.parent)
+            inside = plan.inside(folder)
+            for name, path in plan.shown.items() if plan.nests else ():
+                (inside / name).parent.mkdir(parents=True, exist_ok=True)
+                (inside / name).symlink_to(path)
+            command = bubblewrap.python_command(plan.interpreter, inside, plan.module)
             environment = bubblewrap.ENVIRONMENT | {"HOME": folder, "TMPDIR": folder}
         else:
             contents = bubblewrap.user_files(bubblewrap.SANDBOX_UID if uid is None else uid)
             contents["seccomp"] = compile_filter(private_dev=True)
-            files = {name: memory_file(stack, data) for name, data in contents.items()}
+            files = {name: _memory_file(stack, data) for name, data in contents.items()}
             command = bubblewrap.command_line(
                 plan.bwrap,
                 plan.interpreter,
@@ -311,6 +333,10 @@ async def _spawn(
                 uid=uid,
                 files=files,
                 private_proc=plan.private_proc,
+                module=plan.module,
+                shown=plan.shown,
+                nests=plan.nests,
+                network=plan.network,
             )
         return await asyncio.create_subprocess_exec(
             *command,
@@ -326,18 +352,22 @@ async def _spawn(
 def _set_up_message(plan: SandboxPlan, uid: int | None, folder: str | None) -> Json:
     settings = plan.settings
     container = plan.bwrap is None
-    seccomp = compile_filter(private_dev=False) if container else b""
+    seccomp = b""
+    if container or plan.nests:
+        seccomp = compile_filter(private_dev=not container, internet=plan.nests)
+    inside = plan.inside(folder)
     processes = settings.processes + 1  # the guest
     if container and uid is None:
         processes += count_user_tasks(os.getuid())  # the limit counts those of the whole user
     return {
         "uid": uid,
         "container": container,
+        "private_proc": plan.private_proc and not container,
         "seccomp": base64.b64encode(seccomp).decode(),
         "folder": folder or "/tmp",
         "writable": {folder: []} if folder else bubblewrap.private_folders(plan.interpreter),
         "python": str(plan.interpreter.executable),
-        "paths": [str(path) for path in plan.interpreter.packages],
+        "paths": [str(inside)] * plan.nests + [str(path) for path in plan.interpreter.packages],
         "preload": settings.preload,
         "limits": {
             "cpu_s": settings.cpu_s,
@@ -346,11 +376,11 @@ def _set_up_message(plan: SandboxPlan, uid: int | None, folder: str | None) -> J
             "processes": processes,
             "open_files": OPEN_FILES,
         },
+        **plan.config,
     }
 
 
-def memory_file(stack: contextlib.ExitStack, data: bytes) -> int:
-    """Return an open file in memory that begins with `data`."""
+def _memory_file(stack: contextlib.ExitStack, data: bytes) -> int:
     fd = os.memfd_create("sandbox")
     stack.callback(os.close, fd)
     os.write(fd, data)
@@ -358,8 +388,7 @@ def memory_file(stack: contextlib.ExitStack, data: bytes) -> int:
     return fd
 
 
-def open_pidfd(pid: int) -> int | None:
-    """Return a file that stands for a process; None where that has ended."""
+def _open_pidfd(pid: int) -> int | None:
     try:
         return os.pidfd_open(pid)
     except ProcessLookupError:  # it ended at once

@@ -61,7 +61,7 @@ async def agent_scene(
         service = ToolService(AgentTool(**agent.service_settings(), **(settings or {})))
         await stack.enter_async_context(service.running())
         urls = {AGENTS: await _serve(stack, create_app(service))}
-        client = ToolClient({**urls, **{tool.name: tool.url for tool in tools}}, timeout_s=300.0)
+        client = ToolClient({**urls, **{tool.name: tool.url for tool in tools}})
         stack.push_async_callback(client.stop)
         await client.start(60.0)
         servers = await stack.enter_async_context(RolloutServers(registry))
@@ -75,7 +75,6 @@ async def agent_scene(
             tools=client,
             agent=agent,
             rules=rules or SessionRules(run_seed=5),
-            tool_timeout_s=30.0,
             server_id="gateway-1",
             wire_url=advertised_url("wire", HERE, listener.getsockname()[1]),
         )

@@ -1,4 +1,4 @@
-"""How an attempt of an agent ended: the keeper's report and what was printed --> `AgentEnd`."""
+"""How an attempt of an agent ended: what its keeper reports --> `AgentEnd`."""
 
 from __future__ import annotations
 
@@ -6,60 +6,35 @@ import contextlib
 import json
 import os
 import signal
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from agent_r1.tools.agents.settings import AgentSettings
 from agent_r1_proto.agents import MAX_OUTPUT_CHARS, AgentEnd, AgentExit
 
 Json = dict[str, Any]
-Limit = Literal["timeout", "memory"]
-"""Limits that end an attempt from outside."""
 MAX_ERROR_CHARS = 1000
 
 
-@dataclass(frozen=True)
-class Printed:
-    """The end of what an agent printed."""
-
-    output: str
-    errors: str
-
-    def both(self) -> str:
-        """Return the end of both."""
-        parts = filter(None, (self.output.rstrip(), self.errors.rstrip()))
-        return "\n".join(parts)[-MAX_OUTPUT_CHARS:]
-
-    def last_line(self) -> str:
-        """Return the last line of the errors: of a Python program, what it raised."""
-        lines = self.errors.rstrip().rsplit("\n", 1)
-        return lines[-1].strip()
-
-
-def describe_end(
-    settings: AgentSettings, report: Json | None, limit: Limit | None, printed: Printed
-) -> AgentEnd:
+def describe_end(settings: AgentSettings, report: Json) -> AgentEnd:
     """Return how an attempt ended.
 
     Args:
         settings: of the agent.
-        report: the keeper's; None where it did not answer.
-        limit: what the attempt exceeded.
-        printed: by the agent.
+        report: the keeper's, or what is known without it.
     """
-    report = report or {}
     result = _read_result(report.get("result"))
-    exit_, error = _judge(settings, report, result, limit, printed)
+    exit_, error = _judge(settings, report, result)
+    printed = [report.get(name, "").rstrip() for name in ("output", "errors")]
     files: dict[str, str] = report.get("files", {})
     answer = None
     if settings.answer == "output":
-        answer = result.get("answer") if settings.type else printed.output.strip()
+        answer = result.get("answer") if settings.type else printed[0].strip()
     elif settings.answer_file is not None:
         answer = files.get(settings.answer_file)
     return AgentEnd(
         exit=exit_,
         answer=answer,
-        output=printed.both(),
+        output="\n".join(filter(None, printed))[-MAX_OUTPUT_CHARS:],
         error=" ".join(error.split())[:MAX_ERROR_CHARS],
         artefacts={name: files[name] for name in settings.artefacts if name in files},
     )
@@ -75,25 +50,16 @@ def _read_result(text: object) -> dict[str, str]:
     return {name: value for name, value in result.items() if isinstance(value, str)}
 
 
-def _judge(
-    settings: AgentSettings,
-    report: Json,
-    result: dict[str, str],
-    limit: Limit | None,
-    printed: Printed,
-) -> tuple[AgentExit, str]:
+def _judge(settings: AgentSettings, report: Json, result: dict[str, str]) -> tuple[AgentExit, str]:
     if "problem" in report:
         return "not_started", f"the sandbox refused the attempt: {report['problem']}"
     if "not_started" in result:
-        remedy = (
-            "correct the class"
-            if settings.type
-            else "install the program, or name its files in agent.show"
-        )
+        remedy = "install the program, or name its files in agent.show"
+        remedy = "correct the class" if settings.type else remedy
         return "not_started", f"{result['not_started']}; {remedy}"
-    if limit == "timeout":
+    if report["why"] == "timeout":
         return "timeout", "the agent ran longer than it may, and was stopped"
-    if limit == "memory":
+    if report["why"] == "memory":
         return "failed", (
             f"the agent used more than {settings.memory_mb} MB of memory, and was stopped; raise "
             "agent.memory_mb"
@@ -102,9 +68,7 @@ def _judge(
     if code == 0:
         return "ok", ""
     if code == -signal.SIGXCPU:
-        return "failed", (
-            f"a process of the agent used more than {settings.cpu_s:g} s of CPU time; raise "
-            "agent.cpu_s"
-        )
+        return "failed", f"the agent used more than {settings.cpu_s:g} s of CPU; raise agent.cpu_s"
     how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-    return "failed", result.get("error") or printed.last_line() or how
+    last_line = report["errors"].rstrip().rpartition("\n")[2].strip()
+    return "failed", result.get("error") or last_line or how

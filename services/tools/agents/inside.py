@@ -1,13 +1,13 @@
 """Process 1 of the agents' sandbox: forks a process for each attempt, in namespaces of its own.
 
-The service (sandbox.py) starts it with bubblewrap. It imports the class of the agent once. For an
-attempt it gets three files: a channel and two outputs. What it forks makes namespaces (user, mount,
-pid, net, ipc), becomes process 1 in them (the *keeper*), hands out the listening socket that
-relay.py serves, and starts the agent below itself. The keeper runs nothing of the agent's, cannot
-be reached by it, and takes every process of the attempt with it when it ends.
+The service (sandbox.py) starts it, and it imports the class of the agent once. For an attempt it
+gets a channel. What it forks makes namespaces (user, mount, pid, net, ipc), becomes process 1 in
+them (the *keeper*), hands out the listening socket that relay.py serves, and starts the agent below
+itself. The keeper runs nothing of the agent's, cannot be reached by it, watches its limits, and
+takes every process of the attempt with it when it ends.
 
-    service --{"task", "command", ...}\\n--> keeper --{"folder"}\\n, socket--> service
-    service --"stop\\n"--> keeper --{"status", "result", "files"}--> service
+    service --{"task", "command", ...}--> keeper --{"folder"}, the socket--> service
+    service --"go"--> keeper --{"why", "status", "result", "output", "errors", "files"}--> service
 
 Standard library only, but for the messages and the user's class.
 """
@@ -19,8 +19,6 @@ import base64
 import contextlib
 import ctypes
 import fcntl
-import gc
-import importlib
 import json
 import math
 import os
@@ -32,32 +30,32 @@ import stat
 import struct
 import sys
 import tempfile
+import time
 import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-from agent_r1.sandbox.guest.main import (
-    PR_SET_CHILD_SUBREAPER,
-    PR_SET_NO_NEW_PRIVS,
-    end_all,
-    install_filter,
-    prctl,
-    receive,
-    send,
-)
+from agent_r1.sandbox.guest import main as guest
 from agent_r1.sandbox.guest.process import PR_SET_DUMPABLE, PR_SET_PDEATHSIG
+from agent_r1.sandbox.processes import (
+    count_user_tasks,
+    find_tree,
+    measure_memory,
+    measure_shares,
+)
 
 Json = dict[str, Any]
 
-CONTROL = 3
-"""File that the service's socket becomes. Not standard input, which bwrap itself would keep: that
-the socket is closed is how the service sees that this process has ended."""
 RESULT = 3
 """File that the agent's process leaves its result in; closed where it starts a program."""
+WATCH_PERIOD_S = 0.5
 ERROR_CHARS = 1000
+TAIL_BYTES = 1 << 18
+"""Of each output, so much of the end is kept."""
+_READ_BYTES = 1 << 16
 _NEW_NET = 0x40000000
 _NEW_OTHERS = 0x10000000 | 0x20000 | 0x20000000 | 0x08000000  # user, mount, pid, ipc
-_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC = 2, 4, 8, 4096, 16384
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC = 1, 2, 4, 8, 4096, 16384
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _CAPABILITY_VERSION_3 = 0x20080522
 _PROMPT_BYTES = 100_000
@@ -68,76 +66,58 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 def main() -> None:
     """Set up, then start attempts until the service closes the socket."""
-    given = int(sys.argv.pop())
-    control = socket.socket(fileno=os.dup2(given, CONTROL))
-    os.closerange(CONTROL + 1, max(given + 1, 256))
-    config, _ = receive(control)
+    control = socket.socket(fileno=os.dup(0))
+    os.closerange(control.fileno() + 1, 256)
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)  # or every fork kept it open
+    config, _ = guest.receive(control)
     try:
-        kind = set_up(config)
-    except BaseException as exc:  # noqa: BLE001 - the service says it
-        send(control, {"ready": False, "problem": last_line(exc)})
-        return
-    send(control, {"ready": True})
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers need not be waited for
-    while True:
-        _, files = receive(control)
-        if os.fork() == 0:
-            control.close()
-            begin_attempt(config, kind, files)
-        for fd in files:
-            os.close(fd)
-
-
-def set_up(config: Json) -> type | None:
-    """Give up privileges; import the agent's class, if it is one."""
-    uid = config["uid"]
-    if uid is not None:
-        if not config["container"]:
+        if config["uid"] is not None and config["private_proc"]:
             # bwrap has covered parts of it from root: below them no attempt could have its own.
             mount("proc", "/proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
-    prctl(libc, PR_SET_NO_NEW_PRIVS, 1)
-    prctl(libc, PR_SET_DUMPABLE, 0)
-    prctl(libc, PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.umask(0o077)
-    os.chdir(config["folder"])
-    sys.path[:] = [*filter(os.path.isabs, sys.path), *config["paths"]]
-    sys.dont_write_bytecode = True
-    kind = None
-    if config["type"] is not None:
-        module, _, name = config["type"].partition(":")
-        kind = getattr(importlib.import_module(module), name)
-    gc.collect()
-    gc.freeze()
-    return kind
+        guest.set_up(config)  # it imports the class
+        prctl(guest.PR_SET_CHILD_SUBREAPER, 0)  # the service ends what a keeper leaves
+        module, _, name = (config["type"] or "").partition(":")
+        kind = getattr(sys.modules[module], name) if module else None
+    except BaseException as exc:  # noqa: BLE001 - the service says it
+        guest.send(control, {"ready": False, "problem": last_line(exc)})
+        return
+    guest.send(control, {"ready": True})
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers need not be waited for
+    while True:
+        _, files = guest.receive(control)
+        if os.fork() == 0:
+            control.close()
+            begin_attempt(config, kind, socket.socket(fileno=files[0]))
+        os.close(files[0])
 
 
 # --- the keeper of an attempt -------------------------------------------------------------------
 
 
-def begin_attempt(config: Json, kind: type | None, files: list[int]) -> NoReturn:
+def begin_attempt(config: Json, kind: type | None, channel: socket.socket) -> NoReturn:
     """Become the keeper of one attempt; ends with it."""
-    channel = socket.socket(fileno=files[0])
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
+        os.nice(5)  # the services of the run go first
         if config["container"]:
+            prctl(guest.PR_SET_CHILD_SUBREAPER, 1)
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             folder = Path(tempfile.mkdtemp(dir=config["folder"]))
         else:
             folder = enter_namespaces(config)
-        keep(config, kind, folder, channel, files[1:])
+        report = keep(config, kind, folder, channel)
     except BaseException as exc:  # noqa: BLE001 - whatever it is, this process must end here
-        with contextlib.suppress(OSError):
-            channel.sendall(json.dumps({"problem": last_line(exc)}).encode())
+        report = {"problem": last_line(exc)}
+    with contextlib.suppress(OSError):
+        channel.sendall(json.dumps(report).encode())
     os._exit(0)
 
 
 def enter_namespaces(config: Json) -> Path:
     """Go on as process 1 of new namespaces, without a capability in them."""
     uid, gid = os.getuid(), os.getgid()
-    prctl(libc, PR_SET_DUMPABLE, 1)  # or the maps belong to root
+    prctl(PR_SET_DUMPABLE, 1)  # or the maps belong to root
     call("unshare", _NEW_OTHERS | (0 if config["network"] else _NEW_NET))
     for name, text in (
         ("setgroups", "deny"),
@@ -147,10 +127,9 @@ def enter_namespaces(config: Json) -> Path:
         Path("/proc/self", name).write_text(text, encoding="ascii")
     if os.fork() != 0:
         os._exit(0)
-    prctl(libc, PR_SET_DUMPABLE, 0)
-    mount("proc", "/proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
+    prctl(PR_SET_DUMPABLE, 0)
     mount("devpts", "/dev/pts", _MS_NOSUID | _MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
-    sizes = f"size={config['limits']['file_bytes']},nr_inodes={config['limits']['files']}"
+    sizes = f"size={config['limits']['file_bytes']},nr_inodes={config['max_files']}"
     for path, kept in config["writable"].items():
         # What is shown of the machine below a private folder is shown again.
         held = {name: os.open(f"{path}/{name}", os.O_PATH) for name in kept}
@@ -159,17 +138,26 @@ def enter_namespaces(config: Json) -> Path:
             os.mkdir(f"{path}/{name}")
             mount(f"/proc/self/fd/{fd}", f"{path}/{name}", _MS_BIND | _MS_REC)
             os.close(fd)
+    if config["private_proc"]:
+        mount("proc", "/proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
+    else:
+        mount("tmpfs", "/proc", _MS_RDONLY, "size=4k")
     if not config["network"]:
         with socket.socket() as any_socket:
             fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))
-    header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
-    call("capset", header, bytes(24))
+    call("capset", struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), bytes(24))
+    guest.install_filter(libc, base64.b64decode(config["seccomp"]))
     return Path("/tmp")
 
 
 def mount(source: str, target: str, flags: int, data: str = "") -> None:
     """Mount a file system of the type `source`, or with MS_BIND the folder `source`."""
     call("mount", source.encode(), target.encode(), source.encode(), flags, data.encode())
+
+
+def prctl(option: int, value: int) -> None:
+    """Call prctl, or raise."""
+    guest.prctl(libc, option, value)
 
 
 def call(name: str, *arguments: object) -> None:
@@ -179,66 +167,106 @@ def call(name: str, *arguments: object) -> None:
         raise OSError(ctypes.get_errno(), f"{name}{where}: {os.strerror(ctypes.get_errno())}")
 
 
-def keep(
-    config: Json, kind: type | None, folder: Path, channel: socket.socket, outputs: list[int]
-) -> None:
-    """Start the agent, wait until it ends or must end, end what it left, report."""
+def keep(config: Json, kind: type | None, folder: Path, channel: socket.socket) -> Json:
+    """Start the agent, wait until it ends or must end, end what it left; return the report."""
     order = json.loads(read_line(channel))
-    listener = socket.create_server(("127.0.0.1", 0), backlog=128)
-    port = listener.getsockname()[1]
-    if config["container"]:
-        prctl(libc, PR_SET_CHILD_SUBREAPER, 1)
-        prctl(libc, PR_SET_PDEATHSIG, signal.SIGKILL)
-    hello = json.dumps({"folder": str(folder)}) + "\n"
-    socket.send_fds(channel, [hello.encode()], [listener.fileno()])
-    listener.close()
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
+        base_url = f"http://127.0.0.1:{listener.getsockname()[1]}{order['path']}"
+        hello = json.dumps({"folder": str(folder)}).encode()
+        socket.send_fds(channel, [hello], [listener.fileno()])
+    read_line(channel)  # until then this process must not end: the service looks for it
     work = folder / "work"
     for made in (work, folder / "home"):
         made.mkdir()
-    task = folder / "task.json"
-    task.write_text(json.dumps(order["task"]), encoding="utf-8")
-    base_url = f"http://127.0.0.1:{port}{order['path']}"
-    environment = make_environment(config, order, folder, base_url)
-    with (
-        tempfile.TemporaryFile(dir=folder) as given,
-        tempfile.TemporaryFile(dir=folder) as result,
-    ):
-        given.write(order["prompt"].encode())
-        given.seek(0)
-        install_filter(libc, base64.b64decode(config["seccomp"]))
-        pid = os.fork()
-        if pid == 0:
-            channel.close()
-            files = [given.fileno(), *outputs, result.fileno()]
-            run_agent(config, kind, order, environment, work, files)
-        for fd in outputs:
-            os.close(fd)
-        wait_for_end(pid, channel)
-        status, _ = end_all(pid, {"container": config["container"], "uid": None})
-        result.seek(0)
-        said = result.read(config["limits"]["result_bytes"]).decode(errors="replace")
-    report = {
+    (folder / "task.json").write_text(json.dumps(order["task"]), encoding="utf-8")
+    # This process ends with them.
+    given, result = (tempfile.TemporaryFile(dir=folder) for _ in range(2))  # noqa: SIM115
+    given.write(order["prompt"].encode())
+    given.seek(0)
+    outputs = [os.pipe(), os.pipe()]
+    pid = os.fork()
+    if pid == 0:
+        channel.close()
+        files = [given.fileno(), *(inside for _, inside in outputs), result.fileno()]
+        environment = make_environment(config, order, folder, base_url)
+        run_agent(config, kind, order, environment, work, files)
+    for _, inside in outputs:
+        os.close(inside)
+    tails = {outside: bytearray() for outside, _ in outputs}
+    why = watch(pid, channel, tails, order["timeout_s"], config["limits"]["memory_bytes"])
+    status, _ = guest.end_all(pid, {"container": config["container"], "uid": None})
+    for outside, tail in tails.items():
+        while read_more(outside, tail):
+            pass
+    result.seek(0)
+    output, errors = (bytes(tail).decode(errors="replace") for tail in tails.values())
+    return {
+        "why": why,
         "status": status,
-        "result": said,
-        "files": read_files(work, config["files"], config["limits"]["text_chars"]),
+        "result": result.read(8 * config["max_chars"]).decode(errors="replace"),
+        "output": output[-config["max_chars"] :],
+        "errors": errors[-config["max_chars"] :],
+        "files": read_files(work, config["files"], config["max_chars"]),
     }
-    channel.sendall(json.dumps(report).encode())
 
 
 def read_line(channel: socket.socket) -> bytes:
     """Read up to a newline, behind which nothing comes before the answer."""
     data = b""
     while not data.endswith(b"\n"):
-        if not (chunk := channel.recv(1 << 16)):
+        if not (chunk := channel.recv(_READ_BYTES)):
             os._exit(0)  # the service has gone
         data += chunk
     return data
+
+
+def watch(
+    pid: int,
+    channel: socket.socket,
+    tails: dict[int, bytearray],
+    timeout_s: float,
+    memory_bytes: int,
+) -> str:
+    """Read what the agent prints until its process has ended, it must end, or the service has gone.
+
+    Returns:
+        `ended`, or the limit that it has reached.
+    """
+    pidfd = os.pidfd_open(pid)
+    poll = select.poll()
+    for fd in (pidfd, channel.fileno(), *tails):
+        poll.register(fd, select.POLLIN)
+    end = time.monotonic() + timeout_s
+    look = 0.0
+    while (now := time.monotonic()) < end:
+        if now >= look:
+            look = now + WATCH_PERIOD_S
+            tree = find_tree(os.getpid())
+            # The first counts what a fork shares with the process it comes from as its own.
+            if measure_memory(tree) > memory_bytes and measure_shares(tree) > memory_bytes:
+                return "memory"
+        ready = [fd for fd, _ in poll.poll(1000 * (min(look, end) - now))]
+        if pidfd in ready or channel.fileno() in ready:
+            return "ended"
+        for fd in ready:
+            if not read_more(fd, tails[fd]):
+                poll.unregister(fd)
+    return "timeout"
+
+
+def read_more(fd: int, tail: bytearray) -> bool:
+    """Read what comes through a pipe and keep its end; tell whether more may come."""
+    chunk = os.read(fd, _READ_BYTES)
+    tail += chunk
+    del tail[:-TAIL_BYTES]
+    return bool(chunk)
 
 
 def make_environment(config: Json, order: Json, folder: Path, base_url: str) -> dict[str, str]:
     """Return the environment of the agent: nothing of the service's."""
     environment = {
         **config["environment"],
+        **config["env"],
         "HOME": str(folder / "home"),
         "TMPDIR": str(folder),
         "OPENAI_BASE_URL": base_url,
@@ -250,16 +278,6 @@ def make_environment(config: Json, order: Json, folder: Path, base_url: str) -> 
     if len(prompt.encode()) <= _PROMPT_BYTES and "\0" not in prompt:
         environment["AGENT_R1_PROMPT"] = prompt
     return environment
-
-
-def wait_for_end(pid: int, channel: socket.socket) -> None:
-    """Return once the agent's process has ended, or the service says that it must, or has gone."""
-    pidfd = os.pidfd_open(pid)
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    poll.register(channel, select.POLLIN)
-    poll.poll()
-    os.close(pidfd)
 
 
 def read_files(work: Path, names: list[str], max_chars: int) -> dict[str, str]:
@@ -290,14 +308,14 @@ def run_agent(
     try:
         os.setsid()
         arrange_files(files)
-        limit_process(config["limits"], in_container=config["container"])
+        limit_process(config)
         os.chdir(work)
         os.environ.clear()
         os.environ.update(environment)
         command = order["command"]
         if command is None:
-            prctl(libc, PR_SET_DUMPABLE, 1)
-            code = run_class(kind, order, environment)
+            prctl(PR_SET_DUMPABLE, 1)
+            code = run_class(kind, order, environment["OPENAI_BASE_URL"], config["max_chars"])
         else:
             start_program(command, environment)
     except BaseException:  # noqa: BLE001 - whatever it is, this process must end here
@@ -314,24 +332,27 @@ def arrange_files(files: list[int]) -> None:
     os.closerange(RESULT + 1, 256)
 
 
-def limit_process(limits: Json, *, in_container: bool) -> None:
+def limit_process(config: Json) -> None:
     """Set the limits that everything the agent starts inherits."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if in_container:  # where no namespace ends with the keeper
-        prctl(libc, PR_SET_PDEATHSIG, signal.SIGKILL)
-    cpu_s = math.ceil(limits["cpu_s"])
-    for name, soft, hard in (
-        ("CPU", cpu_s, cpu_s + 1),
+    if config["container"]:  # where no namespace ends with the keeper
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    limits = config["limits"]
+    others = count_user_tasks(os.getuid()) if config["container"] else 0
+    limited = {
         # Not the address space, of which some runtimes reserve far more than they use.
-        ("DATA", limits["memory_bytes"], limits["memory_bytes"]),
-        ("FSIZE", limits["file_bytes"], limits["file_bytes"]),
-        ("NOFILE", limits["open_files"], limits["open_files"]),
-        ("CORE", 0, 0),
-        ("MEMLOCK", 0, 0),
-        ("MSGQUEUE", 0, 0),
-        ("NPROC", limits["processes"], limits["processes"]),
-    ):
-        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (soft, hard))
+        resource.RLIMIT_DATA: limits["memory_bytes"],
+        resource.RLIMIT_FSIZE: limits["file_bytes"],
+        resource.RLIMIT_NOFILE: config["open_files"],
+        resource.RLIMIT_NPROC: limits["processes"] + others,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+    }
+    for kind, value in limited.items():
+        resource.setrlimit(kind, (value, value))
+    cpu_s = math.ceil(limits["cpu_s"])
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
 
 
 def start_program(command: list[str], environment: dict[str, str]) -> NoReturn:
@@ -344,12 +365,12 @@ def start_program(command: list[str], environment: dict[str, str]) -> NoReturn:
         os._exit(127)
 
 
-def run_class(kind: Any, order: Json, environment: dict[str, str]) -> int:
+def run_class(kind: Any, order: Json, base_url: str, max_chars: int) -> int:
     """Construct the class and let it work; return the exit code."""
     from agent_r1.tools.agents.agent import Model
     from agent_r1_proto.agents import AgentTask
 
-    model = Model(environment["OPENAI_BASE_URL"], order["key"], order["model"])
+    model = Model(base_url, order["key"], order["model"])
     try:
         agent = kind()
     except BaseException as exc:  # noqa: BLE001 - the user's
@@ -361,7 +382,7 @@ def run_class(kind: Any, order: Json, environment: dict[str, str]) -> int:
         answer = asyncio.run(agent.run(AgentTask.model_validate(order["task"]), model))
         if answer is not None and not isinstance(answer, str):
             raise TypeError(f"run returned {type(answer).__name__}; it must return a str or None")
-        leave({"answer": None if answer is None else answer[: order["answer_chars"]]})
+        leave({"answer": None if answer is None else answer[:max_chars]})
     except BaseException as exc:  # noqa: BLE001 - the user's
         traceback.print_exc()
         leave({"error": last_line(exc)})

@@ -48,7 +48,7 @@ class AgentSettings(BaseModel):
     """Most processes and threads of an attempt at once."""
     file_mb: Annotated[int, Field(ge=1)] = 64
     """Size of an attempt's folders, and of the largest file, in MiB."""
-    cpu_s: Annotated[float, Field(gt=0)] = 600.0
+    cpu_s: Annotated[float, Field(gt=0, le=3600)] = 600.0
     """CPU time of each process, in seconds."""
     sandbox: Literal["bubblewrap", "container"] = "bubblewrap"
     """`bubblewrap` isolates; `container` only limits, and belongs in a container of its own

@@ -16,17 +16,11 @@ from urllib.parse import urlsplit
 from pydantic import JsonValue, ValidationError
 
 from agent_r1.runtime.user_code import check_methods, import_named
-from agent_r1.sandbox.processes import find_tree, measure_memory, measure_shares
+from agent_r1.sandbox.worker import SandboxStartError
 from agent_r1.tools.agents.agent import Agent
-from agent_r1.tools.agents.ending import Json, Limit, Printed, describe_end
+from agent_r1.tools.agents.ending import Json, describe_end
 from agent_r1.tools.agents.relay import Relay
-from agent_r1.tools.agents.sandbox import (
-    AgentSandbox,
-    AgentSandboxError,
-    Attempt,
-    absolute,
-    is_file,
-)
+from agent_r1.tools.agents.sandbox import AgentSandbox, Attempt, absolute, is_file
 from agent_r1.tools.agents.settings import AgentSettings
 from agent_r1.tools.base import (
     Arguments,
@@ -35,12 +29,13 @@ from agent_r1.tools.base import (
     ToolUnavailableError,
     parse_settings,
 )
-from agent_r1_proto.agents import AGENTS, MAX_OUTPUT_CHARS, AgentAttempt, AgentEnd
+from agent_r1_proto.agents import AGENTS, AgentAttempt, AgentEnd
 from agent_r1_proto.tools import ToolResult
 
 logger = logging.getLogger(__name__)
 
-WATCH_PERIOD_S = 0.5
+GRACE_S = 10.0
+"""Time after an attempt's limit in which its keeper must have ended it."""
 
 
 class AgentTool(Tool):
@@ -57,7 +52,6 @@ class AgentTool(Tool):
     description = "Runs an agent on a task; its tool_context is an AgentAttempt."
     parameters = {"type": "object", "properties": {}, "additionalProperties": False}
     sessions = True
-    outside_effects = True
 
     def __init__(self, **settings: JsonValue) -> None:
         self.settings = parse_settings(AgentSettings, settings)
@@ -74,18 +68,8 @@ class AgentTool(Tool):
         """
         try:
             await self._sandbox.start()
-            attempt = await self._sandbox.begin(_make_order(None, ["true"]))
-            report = await attempt.report()
-            await attempt.end()
-        except AgentSandboxError as exc:
-            await self._sandbox.stop()
-            raise ValueError(str(exc)) from exc
-        if report is None or report["status"] != 0:
-            await self._sandbox.stop()
-            raise ValueError(
-                f"the sandbox of the agents cannot run a trivial program: {report}; check "
-                "memory_mb, processes and file_mb"
-            )
+        except ValueError as exc:
+            raise ValueError(f"{exc}{_hint(self.settings, str(exc))}") from exc
 
     async def stop(self) -> None:
         """End every agent, and the sandbox."""
@@ -145,49 +129,28 @@ class _Running:
     async def _run(self, attempt: AgentAttempt) -> AgentEnd:
         try:
             inside = await self._sandbox.begin(_make_order(attempt, self._settings.command))
-        except AgentSandboxError as exc:
+        except SandboxStartError as exc:
             return AgentEnd(exit="not_started", error=str(exc))
         began = time.monotonic()
         try:
             assert inside.listener is not None
             async with Relay(inside.listener, self._url) as self._relay:
-                report, why = await self._wait(inside, attempt.timeout_s)
-            if report is None and why is None:
-                raise ToolUnavailableError("the sandbox of the agents ended while an agent ran")
-            printed = Printed(inside.output.text(), inside.errors.text())
-            end = describe_end(self._settings, report, why, printed)
+                report = await self._wait(inside, attempt.timeout_s + GRACE_S)
+            end = describe_end(self._settings, report)
             return end.model_copy(update={"latency_s": time.monotonic() - began})
         finally:
             self._relay = None
             await inside.end()
 
-    async def _wait(self, inside: Attempt, timeout_s: float) -> tuple[Json | None, Limit | None]:
-        """Wait until the agent ends or must end; return the keeper's report, and the limit."""
-        reporting = asyncio.create_task(inside.report())
-        watching = asyncio.create_task(self._watch_memory(inside))
+    async def _wait(self, inside: Attempt, timeout_s: float) -> Json:
         try:
-            await asyncio.wait(
-                (reporting, watching), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            if reporting.done():
-                return reporting.result(), None
-            reporting.cancel()
-            await asyncio.gather(reporting, return_exceptions=True)
-            return await inside.ask_to_stop(), "memory" if watching.done() else "timeout"
-        finally:
-            for task in (reporting, watching):
-                task.cancel()
-            await asyncio.gather(reporting, watching, return_exceptions=True)
-
-    async def _watch_memory(self, inside: Attempt) -> None:
-        """Return when all processes of an attempt have more memory than they may."""
-        limit = self._settings.memory_mb << 20
-        while True:
-            tree = find_tree(inside.keeper)
-            # The first counts what a fork shares with the process it comes from as its own.
-            if measure_memory(tree) > limit and measure_shares(tree) > limit:
-                return
-            await asyncio.sleep(WATCH_PERIOD_S)  # the kernel tells nobody
+            async with asyncio.timeout(timeout_s):
+                report = await inside.report()
+        except TimeoutError:  # the machine is too busy for the keeper
+            return {"why": "timeout"}
+        if report is None:
+            raise ToolUnavailableError("the sandbox of the agents ended while an agent ran")
+        return report
 
 
 def import_agent(name: str) -> type[Agent]:
@@ -206,20 +169,25 @@ def import_agent(name: str) -> type[Agent]:
     return found
 
 
-def _make_order(attempt: AgentAttempt | None, command: list[str] | None) -> Json:
-    """Return what the keeper of an attempt is told; without an attempt, one that asks nothing."""
+def _make_order(attempt: AgentAttempt, command: list[str] | None) -> Json:
+    """Return what the keeper of an attempt is told."""
     words = [str(absolute(word)) if is_file(word) else word for word in command or ()]
-    order: Json = {
+    return {
         "command": words or None,
-        "answer_chars": MAX_OUTPUT_CHARS,
-        **{"task": {}, "prompt": "", "key": "", "model": "", "path": ""},
-    }
-    if attempt is None:
-        return order
-    return order | {
         "task": attempt.task.model_dump(mode="json"),
         "prompt": attempt.task.prompt[-1].shown(),
         "key": attempt.key,
         "model": attempt.model,
+        "timeout_s": attempt.timeout_s,
         "path": urlsplit(attempt.url).path,
     }
+
+
+def _hint(settings: AgentSettings, problem: str) -> str:
+    """Return what to do about a class that cannot be imported, where that is the problem."""
+    if settings.type is None or "Error: " not in problem:
+        return ""
+    return (
+        f"; {settings.type} sees the installed packages, the Python files beside it, and what "
+        "agent.show names"
+    )

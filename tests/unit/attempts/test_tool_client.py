@@ -470,3 +470,33 @@ async def test_cancelled_caller_leaves_its_neighbours_alone():
         gate.set()
         assert await second == "late"
     assert len(server.requests) == 1
+
+
+async def test_many_long_calls_of_one_tool_leave_connections_for_the_others():
+    done = asyncio.Event()
+
+    async def answer_later(call: ToolCall) -> ToolResult:
+        await done.wait()
+        return ToolResult()
+
+    async with (
+        FakeToolServer(name="agents", answer=answer_later, max_batch=1) as slow,
+        FakeToolServer() as search,
+    ):
+        client = ToolClient({"agents": slow.url, "search": search.url}, max_requests=200)
+        await client.start(wait_s=30.0)
+        try:
+            long = [
+                asyncio.create_task(
+                    client.call("agents", {"query": "x"}, rollout_id=str(i), turn=0)
+                )
+                for i in range(120)
+            ]
+            while len(slow.calls) < 120:
+                await asyncio.sleep(0.01)
+            reply = await client.call("search", {"query": "x"}, rollout_id="r", turn=0)
+            assert reply.result.status == "ok"
+            done.set()
+            assert len(await asyncio.gather(*long)) == 120
+        finally:
+            await client.stop()

@@ -1,0 +1,113 @@
+"""Settings of agents, and how an attempt ended, without a sandbox."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agent_r1
+from agent_r1.tools.agents.ending import describe_end
+from agent_r1.tools.agents.settings import AgentSettings
+from agent_r1.tools.agents.tool import AgentTool, import_agent
+
+PROGRAM = AgentSettings(command=["agent"], answer="output", memory_mb=512, cpu_s=5.0)
+CLASS = AgentSettings(type="my:Agent", answer="output")
+
+
+def report(**fields: Any) -> dict[str, Any]:
+    """Return what a keeper reports of an agent that ended well."""
+    found = {"why": "ended", "status": 0, "result": "", "output": "", "errors": "", "files": {}}
+    return found | fields
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({}, "type (None) and command (None): set exactly one of them"),
+        ({"type": "a:B", "command": ["c"]}, "set exactly one of them"),
+        ({"command": []}, "type (None) and command ([]): set exactly one"),
+        ({"type": "no colon"}, "settings.type: String should match"),
+        (
+            {"command": ["c"], "answer": "file"},
+            "answer ('file') and answer_file (None) go together",
+        ),
+        ({"command": ["c"], "answer_file": "x"}, "go together"),
+        ({"command": ["c"], "artefacts": ["/etc/passwd"]}, "settings.artefacts.0"),
+        ({"command": ["c"], "artefacts": ["x"] * 17}, "settings.artefacts"),
+        ({"command": ["c"], "show": ["/no/such"]}, "show ('/no/such') is not there"),
+        ({"command": ["c"], "sandbox": "container"}, "set network = true"),
+        ({"command": ["c"], "memory": 1}, "settings.memory is unknown; did you mean memory_mb?"),
+    ],
+)
+def test_wrong_settings_are_named(settings: dict[str, Any], problem: str):
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        AgentTool(**settings)
+
+
+def test_a_class_that_is_no_agent_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "no_agents.py").write_text(
+        "from agent_r1 import Agent\nclass Plain: ...\n"
+        "class Slow(Agent):\n    def run(self, task, model): ...\n"
+        "class Short(Agent):\n    async def run(self, task): ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ValueError, match=r"is not a subclass of agent_r1\.Agent; derive it"):
+        import_agent("no_agents:Plain")
+    with pytest.raises(ValueError, match="agent class Slow: run is not async"):
+        import_agent("no_agents:Slow")
+    with pytest.raises(ValueError, match=r"write `async def run\(self, task, model\)`"):
+        import_agent("no_agents:Short")
+
+
+def test_the_version_is_the_table_s_or_the_class_s():
+    assert AgentTool(command=["c"]).spec().version == agent_r1.Agent.version == "1"
+    assert AgentTool(command=["c"], version="2").spec().version == "2"
+
+
+@pytest.mark.parametrize(
+    ("settings", "found", "exit_", "error"),
+    [
+        (PROGRAM, {}, "ok", ""),
+        (PROGRAM, {"status": 3 << 8}, "failed", "exit status 3"),
+        (PROGRAM, {"status": 3 << 8, "errors": "a\nlast\n\n"}, "failed", "last"),
+        (PROGRAM, {"status": 11}, "failed", "ended by SIGSEGV"),
+        (PROGRAM, {"status": 24}, "failed", "more than 5 s of CPU; raise agent.cpu_s"),
+        (PROGRAM, {"why": "memory", "status": 9}, "failed", "more than 512 MB"),
+        (PROGRAM, {"why": "timeout", "status": 9}, "timeout", "longer than it may"),
+        (PROGRAM, {"result": '{"not_started": "x: none"}'}, "not_started", "x: none; install"),
+        (CLASS, {"result": '{"not_started": "x: none"}'}, "not_started", "none; correct the class"),
+        (CLASS, {"result": '{"error": "KeyError: 1"}', "status": 256}, "failed", "KeyError: 1"),
+        (CLASS, {"result": "[" * 100_000}, "ok", ""),
+        (CLASS, {"result": '{"error": 3}', "status": 256}, "failed", "exit status 1"),
+    ],
+)
+def test_every_end_says_why(settings: AgentSettings, found: dict[str, Any], exit_: str, error: str):
+    end = describe_end(settings, report(**found))
+    assert end.exit == exit_
+    assert error in end.error
+    assert bool(end.error) == (exit_ != "ok")
+
+
+def test_what_is_known_without_a_report_is_enough():
+    assert describe_end(PROGRAM, {"why": "timeout"}).exit == "timeout"
+    refused = describe_end(PROGRAM, {"problem": "OSError: full"})
+    assert (refused.exit, refused.error) == (
+        "not_started",
+        "the sandbox refused the attempt: OSError: full",
+    )
+
+
+def test_the_answer_comes_from_where_the_table_says():
+    said = report(output=" Paris\n", result=json.dumps({"answer": "Rome"}), files={"a": "Oslo"})
+    in_file = AgentSettings(command=["c"], answer="file", answer_file="a", artefacts=["a", "b"])
+    message = AgentSettings(command=["c"])
+    assert describe_end(PROGRAM, said).answer == "Paris"
+    assert describe_end(CLASS, said).answer == "Rome"
+    assert describe_end(in_file, said).answer == "Oslo"
+    assert describe_end(in_file, said).artefacts == {"a": "Oslo"}
+    assert describe_end(in_file, report()).answer is None
+    assert describe_end(message, said).answer is None
