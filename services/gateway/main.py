@@ -26,6 +26,7 @@ from agent_r1.gateway.config import AgentConfig
 from agent_r1.gateway.metrics import GatewayMetrics
 from agent_r1.gateway.servers import RolloutServers
 from agent_r1.gateway.session import SessionRules
+from agent_r1.gateway.wires.chat import error_body
 from agent_r1.runtime.announcements import make_consumer_name, write_announcement
 from agent_r1.runtime.config import ModelConfig, RedisConfig, RunConfig
 from agent_r1.runtime.http.serving import (
@@ -217,7 +218,7 @@ async def _serve_samples(settings: GatewaySettings, chat: ChatFormat) -> None:
         metrics.page.add_route(app)
         http = await stack.enter_async_context(serving(app, control, agent.gateway, token))
         agents_http = await stack.enter_async_context(
-            serving(create_wire(attempts), wire, agent.wire, None)
+            serving(create_wire(attempts), wire, agent.wire, None, error_body)
         )
         if settings.announce_dir is not None:
             write_announcement(settings.announce_dir, NAME, url)

@@ -16,11 +16,11 @@ import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn, Self
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
@@ -49,21 +49,19 @@ logger = logging.getLogger(__name__)
 
 WRITE_TIMEOUT_S = 60.0
 """How long a client may take to read what was written, before its connection is given up."""
+STREAM_TYPE = "text/event-stream; charset=utf-8"
 MAX_CHOICES = 16
 """Most answers to one request."""
 MAX_STOPS = 16
 """Most texts at which a turn ends."""
-_SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-)
+_PENALTIES = {"frequency_penalty", "presence_penalty", "repetition_penalty"}
+_SAMPLING = {"temperature", "top_p", "top_k", "min_p", "seed"} | _PENALTIES
 """Parameters that are the task's."""
+_CACHE = {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "prediction"}
+_EFFORT = {"reasoning_effort", "verbosity", "service_tier", "parallel_tool_calls"}
+_CHANGES_NOTHING = (
+    {"metadata", "moderation", "safety_identifier", "store", "user"} | _CACHE | _EFFORT
+)
 _REASONING = ("reasoning_content", "reasoning", "reasoning_details")
 _STATUS: dict[ErrorKind, tuple[int, str, str | None]] = {
     "invalid_request": (400, "invalid_request_error", None),
@@ -100,7 +98,9 @@ class _StreamOptions(_Body):
 
 
 class ChatRequest(_Body):
-    """Body of a request. `JsonValue` is a field that changes nothing here."""
+    """Body of a request."""
+
+    model_config = ConfigDict(extra="allow")
 
     messages: Annotated[list[dict[str, JsonValue]], Field(min_length=1, fail_fast=True)]
     model: str
@@ -118,28 +118,17 @@ class ChatRequest(_Body):
     stream_options: _StreamOptions | None = None
     modalities: list[Literal["text"]] | None = None
 
-    temperature: JsonValue = None
-    top_p: JsonValue = None
-    top_k: JsonValue = None
-    min_p: JsonValue = None
-    seed: JsonValue = None
-    frequency_penalty: JsonValue = None
-    presence_penalty: JsonValue = None
-    repetition_penalty: JsonValue = None
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        unknown = sorted(self.others.keys() - _SAMPLING - _CHANGES_NOTHING)
+        if unknown:
+            raise ValueError(f"unknown fields: {', '.join(unknown[:8])}; leave them out")
+        return self
 
-    metadata: JsonValue = None
-    moderation: JsonValue = None
-    parallel_tool_calls: JsonValue = None
-    prediction: JsonValue = None
-    prompt_cache_key: JsonValue = None
-    prompt_cache_options: JsonValue = None
-    prompt_cache_retention: JsonValue = None
-    reasoning_effort: JsonValue = None
-    safety_identifier: JsonValue = None
-    service_tier: JsonValue = None
-    store: JsonValue = None
-    user: JsonValue = None
-    verbosity: JsonValue = None
+    @property
+    def others(self) -> dict[str, Any]:
+        """Fields that make no difference to what is sampled."""
+        return self.model_extra or {}
 
     def asked(self, retries: int) -> Asked:
         """Return what is asked of the session.
@@ -148,19 +137,17 @@ class ChatRequest(_Body):
             WireError: it cannot be asked.
         """
         if self.top_logprobs:
-            raise WireError(
-                "invalid_request",
+            _refuse(
+                "top_logprobs",
                 f"top_logprobs ({self.top_logprobs}) must be 0: sessions record the log-probability"
                 " of sampled tokens alone; leave it out",
-                param="top_logprobs",
             )
         messages = tuple(_read_message(i, message) for i, message in enumerate(self.messages))
         if messages[-1].role not in ("user", "tool"):
-            raise WireError(
-                "invalid_request",
+            _refuse(
+                "messages",
                 f"the last message is of role {messages[-1].role}; it must be the user's or a "
                 "tool's, which the policy answers",
-                param="messages",
             )
         offered = () if self.tool_choice == "none" else self.tools or ()
         return Asked(
@@ -176,10 +163,8 @@ class ChatRequest(_Body):
     def _stops(self) -> tuple[str, ...]:
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if len(stops) > MAX_STOPS:
-            raise WireError(
-                "invalid_request",
-                f"stop has {len(stops)} texts; at most {MAX_STOPS} may be given: leave some out",
-                param="stop",
+            _refuse(
+                "stop", f"stop has {len(stops)} texts; the limit is {MAX_STOPS}: leave some out"
             )
         return tuple(stop for stop in stops if stop)
 
@@ -195,7 +180,7 @@ class ChatRequest(_Body):
 
     def overruled(self) -> list[str]:
         """Return the names of its parameters that are the task's."""
-        return [name for name in _SAMPLING if getattr(self, name) is not None]
+        return [name for name in _SAMPLING if self.others.get(name) is not None]
 
 
 def add_chat(app: FastAPI, sessions: Sessions) -> None:
@@ -214,7 +199,7 @@ def add_chat(app: FastAPI, sessions: Sessions) -> None:
         try:
             body = parse_body(ChatRequest, await request.body())
         except HTTPException as exc:
-            raise WireError("invalid_request", exc.detail) from exc
+            _refuse("", exc.detail, exc)
         retries = request.headers.get("x-stainless-retry-count", "")
         asked = body.asked(int(retries) if retries.isdecimal() and len(retries) < 4 else 0)
         for name in set(body.overruled()) - noted:
@@ -254,22 +239,17 @@ def error_response(error: WireError) -> JSONResponse:
 
 def _error(error: WireError) -> dict[str, Any]:
     _, kind, code = _STATUS[error.kind]
-    return {
-        "error": {
-            "message": str(error),
-            "type": kind,
-            "param": error.param or None,
-            "code": code,
-        }
-    }
+    param = error.param or None
+    return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
+
+
+def _refuse(param: str, message: str, cause: Exception | None = None) -> NoReturn:
+    raise WireError("invalid_request", message, param=param) from cause
 
 
 def _check_type(content_type: str) -> None:
     if content_type.partition(";")[0].strip().lower() != "application/json":
-        raise WireError(
-            "invalid_request",
-            f"content-type ({content_type!r:.100}) must be application/json; send JSON",
-        )
+        _refuse("", f"content-type ({content_type!r:.100}) must be application/json; send JSON")
 
 
 def _read_message(index: int, given: dict[str, JsonValue]) -> ChatMessage:
@@ -283,10 +263,10 @@ def _read_message(index: int, given: dict[str, JsonValue]) -> ChatMessage:
             raise ValueError("role is missing; name who says it")
         message = ChatMessage.model_validate(fields)
         message.text()  # refuses images
-        message.shown().encode()  # arguments are JSON in JSON: half a surrogate pair comes in there
+        if message.tool_calls:  # JSON in JSON, in which half a surrogate pair comes in
+            message.shown().encode()
     except (ValueError, RecursionError) as exc:
-        where = f"messages.{index}"
-        raise WireError("invalid_request", f"{where}: {_problem(exc)}", param=where) from exc
+        _refuse(where := f"messages.{index}", f"{where}: {_problem(exc)}", exc)
     return message
 
 
@@ -299,8 +279,7 @@ def _read_tool(index: int, function: _Function) -> ToolSpec:
             parameters=function.parameters or {"type": "object", "properties": {}},
         )
     except ValidationError as exc:
-        where = f"tools.{index}.function"
-        raise WireError("invalid_request", f"{where}: {_problem(exc)}", param=where) from exc
+        _refuse(where := f"tools.{index}.function", f"{where}: {_problem(exc)}", exc)
 
 
 def _problem(error: Exception) -> str:
@@ -412,9 +391,10 @@ class _Answer:
                     choice.tokens += tokens
                     continue
                 if delta or tokens:
-                    yield self._chunk([self._part(choice, delta, tokens)])
+                    yield self._chunk([_part(choice, tokens, delta=delta)])
                 if choice.ended is not None:
-                    yield self._chunk([self._part(choice, {}, [], choice.finish_reason)])
+                    end = choice.finish_reason
+                    yield self._chunk([_part(choice, [], delta={}, finish_reason=end)])
         if not self.is_stream:
             yield self._completion()
             return
@@ -427,21 +407,6 @@ class _Answer:
         for choice in self._choices:
             await self._session.delivered(choice.turn)
 
-    @staticmethod
-    def _part(
-        choice: _Choice,
-        delta: dict[str, Any],
-        tokens: list[dict[str, Any]],
-        finish_reason: str | None = None,
-    ) -> dict[str, Any]:
-        logprobs = {"content": tokens, "refusal": None} if tokens else None
-        return {
-            "index": choice.index,
-            "delta": delta,
-            "logprobs": logprobs,
-            "finish_reason": finish_reason,
-        }
-
     def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
         fields = {**self._head, "object": "chat.completion.chunk", "choices": choices}
         if self._has_usage:
@@ -451,14 +416,12 @@ class _Answer:
 
     def _completion(self) -> bytes:
         choices = [
-            {
-                "index": choice.index,
-                "message": choice.message(),
-                "logprobs": {"content": choice.tokens, "refusal": None}
-                if self._has_logprobs
-                else None,
-                "finish_reason": choice.finish_reason,
-            }
+            _part(
+                choice,
+                choice.tokens,
+                message=choice.message(),
+                finish_reason=choice.finish_reason,
+            )
             for choice in self._choices
         ]
         fields = {**self._head, "object": "chat.completion", "choices": choices}
@@ -478,6 +441,19 @@ class _Answer:
         }
 
 
+def _part(
+    choice: _Choice, tokens: list[dict[str, Any]], finish_reason: str | None = None, **said: Any
+) -> dict[str, Any]:
+    """Return one of the `choices` of a chunk or of the whole answer."""
+    logprobs = {"content": tokens, "refusal": None} if tokens else None
+    return {
+        "index": choice.index,
+        **said,
+        "logprobs": logprobs,
+        "finish_reason": finish_reason,
+    }
+
+
 def _logprobs(said: Said) -> list[dict[str, Any]]:
     """Return the tokens by their ids, as vLLM names them: one may be half a character."""
     pairs = zip(said.token_ids, said.logprobs, strict=True)
@@ -495,7 +471,7 @@ class _Response(Response):
     """The writing of an answer to a connection that may end, or never be read."""
 
     def __init__(self, answer: _Answer) -> None:
-        super().__init__(media_type="text/event-stream" if answer.is_stream else "application/json")
+        super().__init__(media_type=STREAM_TYPE if answer.is_stream else "application/json")
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

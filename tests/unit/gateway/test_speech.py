@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import time
 from collections.abc import Iterable
 
 import pytest
@@ -103,3 +105,112 @@ def test_pieces_of_a_turn_say_what_the_whole_says(name: str, text: str, opening:
     assert [(c.name, c.arguments, c.id) for c in said.tool_calls] == [
         (call.name, call.arguments, str(i)) for i, call in enumerate(good)
     ]
+
+
+def told(name: str, *pieces: str, opening: str = "") -> list[tuple[str, str, list[str]]]:
+    return [
+        (one.thought, one.content, [call.name for call in one.calls])
+        for one in tell(name, pieces, opening)
+    ]
+
+
+def test_text_is_told_unless_it_may_be_the_beginning_of_markup():
+    assert told("hermes", "a < b <", "tool", "s> <thin", "k") == [
+        ("", "a < b", []),
+        ("", "", []),
+        ("", " <tools>", []),
+        ("", "", []),
+        ("", " <think", []),
+    ]
+    assert told("none", "a <tool_call> b") == [("", "a <tool_call> b", []), ("", "", [])]
+
+
+def test_a_thought_is_told_as_it_grows_and_is_no_content():
+    assert told("hermes", "Hm", "m", "</thi", "nk>\n\nPar", "is\n", opening="<think>\nWell, ") == [
+        ("Well, Hm", "", []),
+        ("m", "", []),
+        ("", "", []),
+        ("", "Par", []),
+        ("", "is", []),
+        ("", "\n", []),
+    ]
+
+
+SEARCH = '<tool_call>{"name": "search", "arguments": {"q": "</tool_call>"}}</tool_call>'
+
+
+def test_a_call_is_told_once_it_is_complete():
+    assert told("hermes", "Look.\n" + SEARCH[:-1], SEARCH[-1], "\n", SEARCH, " so") == [
+        ("", "Look.", []),
+        ("", "", ["search"]),
+        ("", "", []),
+        ("", "", ["search"]),
+        ("", "\nso", []),
+        ("", "", []),
+    ]
+    calls = '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}'
+    assert told("llama3_json", calls) == [("", "", ["f", "g"]), ("", "", [])]
+    calls = '[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]'
+    assert told("mistral", calls[:-1], calls[-1]) == [
+        ("", "", []),
+        ("", "", ["f", "g"]),
+        ("", "", []),
+    ]
+
+
+def test_a_call_that_cannot_be_read_is_text_at_the_end_and_counted():
+    speaker = Speaker("", TurnReader(FORMATS["hermes"]))
+    bad = "<tool_call>{search}</tool_call>"
+    assert [speaker.feed(f"Look. {bad}"), speaker.feed(SEARCH)] == [
+        Speech(content="Look."),
+        Speech(),
+    ]
+    rest = speaker.finish()
+    assert (rest.content, [call.name for call in rest.calls]) == (f" {bad}", ["search"])
+    assert speaker.malformed == 1
+
+
+def test_a_call_in_a_thought_is_told_only_where_the_thought_never_ends():
+    assert told("hermes", "<think>use ", SEARCH, "</think>Paris")[-1] == (
+        f" {SEARCH}",
+        "Paris",
+        [],
+    )
+    assert told("hermes", "<think>use ", SEARCH)[-1] == ("", "", ["search"])
+
+
+def test_the_tags_of_an_answer_are_text():
+    text = "<answer>Paris</answer> yes"
+    assert told("hermes", "<answer>Par", text[11:]) == [
+        ("", "<answer>Par", []),
+        ("", text[11:], []),
+        ("", "", []),
+    ]
+    assert told("hermes", f"<answer>{SEARCH}</answer>")[-1] == ("", f"{SEARCH}</answer>", [])
+
+
+CODE = json.dumps({"code": "def f(x):\n    return {'a': [x], \"b\": {x}}\n" * 800})
+
+
+@pytest.mark.parametrize("name", [*BUILTIN_FORMATS, "react", "code_block"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Words with < and { and [ in them. " * 1000,
+        f'<tool_call>{{"name": "f", "arguments": {CODE}}}</tool_call>',
+        f'{{"name": "f", "parameters": {CODE}}}',
+        f'[TOOL_CALLS] [{{"name": "f", "arguments": {CODE}}}]',
+        "<tool_call>{</tool_call>" * 1300,
+        "{" + " " * 32_000,
+    ],
+    ids=["words", "hermes", "llama3_json", "mistral", "malformed", "spaces"],
+)
+def test_8000_tokens_are_read_in_a_moment(name: str, text: str):
+    speaker = Speaker("", TurnReader(FORMATS[name]))
+    began = time.process_time()
+    for start in range(0, len(text), 4):
+        speaker.feed(text[start : start + 4])
+    speaker.finish()
+    # 0.05 to 0.35 s here. To read each beginning once more takes 8,000 readings of 16 KB on
+    # average, each some 50 us or more.
+    assert time.process_time() - began < 2.0
