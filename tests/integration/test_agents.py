@@ -539,6 +539,7 @@ async def test_a_wrong_context_and_a_lost_sandbox_are_outages():
             await call(tool, {"task": {}})
         working = asyncio.create_task(call(tool, attempt(prompt="stay")))
         await until(lambda: len(tree(tool)) == 2 + 2)
+        await until(lambda: tool._running["r/0/0/0/0"]._relay is not None)  # it has begun
         sandbox = tool._sandbox._worker
         assert sandbox is not None
         os.kill(tree(tool)[1], signal.SIGKILL)
