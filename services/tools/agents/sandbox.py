@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import agent_r1_proto
+from agent_r1.runtime.agent_settings import FILES, OPEN_FILES, AgentSettings
 from agent_r1.sandbox import bubblewrap
 from agent_r1.sandbox.pool import find_working_plan, make_plan
 from agent_r1.sandbox.processes import end_orphans, find_tree
 from agent_r1.sandbox.settings import SandboxSettings
 from agent_r1.sandbox.worker import SandboxPlan, SandboxStartError, Worker
-from agent_r1.runtime.agent_settings import FILES, OPEN_FILES, AgentSettings
 from agent_r1_proto.agents import MAX_OUTPUT_CHARS
 
 logger = logging.getLogger(__name__)

@@ -15,13 +15,13 @@ from urllib.parse import urlsplit
 
 from pydantic import JsonValue, ValidationError
 
+from agent_r1.runtime.agent_settings import AgentSettings
 from agent_r1.runtime.user_code import check_methods, import_named
 from agent_r1.sandbox.worker import SandboxStartError
 from agent_r1.tools.agents.agent import Agent
 from agent_r1.tools.agents.ending import Json, describe_end
 from agent_r1.tools.agents.relay import Relay
 from agent_r1.tools.agents.sandbox import AgentSandbox, Attempt, absolute, is_file
-from agent_r1.runtime.agent_settings import AgentSettings
 from agent_r1.tools.base import (
     Arguments,
     CallContext,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import agent_r1
-from agent_r1.tools.agents.ending import describe_end
 from agent_r1.runtime.agent_settings import AgentSettings
+from agent_r1.tools.agents.ending import describe_end
 from agent_r1.tools.agents.tool import AgentTool, import_agent
 
 PROGRAM = AgentSettings(command=["agent"], answer="output", memory_mb=512, cpu_s=5.0)
