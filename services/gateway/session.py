@@ -309,7 +309,7 @@ class AgentSession:
         self, messages: Sequence[ChatMessage], turn: TurnNode | None
     ) -> list[OutsideMessage]:
         """Return what follows a turn: its results in the order of its calls, then the others."""
-        calls = () if turn is None or turn.read is None else _readable_calls(turn)
+        calls = [] if turn is None else self.told_calls(turn)
         number = (
             {} if turn is None else {self.call_id(turn.number, i): i for i in range(len(calls))}
         )
@@ -471,6 +471,11 @@ class AgentSession:
         )
         self.forest.end(node, reason, reader.read(text), said)
 
+    def told_calls(self, node: TurnNode) -> list[ParsedCall]:
+        """Return the calls of a turn that the client was told, in order."""
+        text = self._chat.decode_turn(node.token_ids)[: node.shown]
+        return [call for call in self.reader(node).read(text).calls if not call.error]
+
     @property
     def turn_reader(self) -> TurnReader:
         """Reader of turns; `reader` knows whether one began in a thought."""
@@ -527,12 +532,6 @@ class _GrowingText:
         end = max(self._told, end if self.cut is None else self.cut)
         told, self._told = self._text[self._told : end], end
         return told
-
-
-def _readable_calls(turn: TurnNode) -> list[ParsedCall]:
-    """Return the calls of a turn that the client was told, in order."""
-    assert turn.read is not None
-    return [call for call in turn.read.calls if not call.error]
 
 
 def _has_thought(turn: TurnNode | None) -> bool:
