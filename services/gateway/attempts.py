@@ -245,14 +245,14 @@ def _outcome(session: AgentSession, over: AttemptEnded) -> tuple[Status, str]:
         return "FAILED", over.outage
     if session.fault:
         return "FAILED", session.fault
-    if end.exit == "not_started":
-        return "FAILED", f"agent_not_started: {end.error}"
     if not any(turn.token_ids for turn in session.forest.turns):
+        if end.exit == "not_started":  # which an agent could say of itself at any time
+            return "FAILED", f"agent_not_started: {end.error}"
         return "FAILED", f"agent_silent: it asked for no turn and ended ({end.exit}) {end.error}"
     if session.is_spent:
         return "TRUNCATED", "max_session_tokens"
     if end.exit == "timeout":
         return "TRUNCATED", "agent_timeout"
-    if end.exit == "failed":
+    if end.exit != "ok":
         return "TRUNCATED", f"agent_failed: {end.error}"
     return "COMPLETED", "answer"

@@ -366,7 +366,7 @@ async def test_what_agents_do_ends_with_their_attempts(form: str, classes: str):
     limits = {"memory_mb": 192, "processes": 16, "file_mb": 64}
     async with running(**kind, **limits) as tool:
         contexts = {
-            name: attempt(prompt=code, timeout_s=2.0) for name, (code, _) in HOSTILE.items()
+            name: attempt(prompt=code, timeout_s=6.0) for name, (code, _) in HOSTILE.items()
         }
         ends = await asyncio.gather(*(run(tool, contexts[name], f"r/{name}") for name in contexts))
         exits = {name: end.exit for name, end in zip(contexts, ends, strict=True)}
