@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections import Counter
 
 import pytest
@@ -38,8 +39,13 @@ def chat(request: pytest.FixtureRequest) -> ChatFormat:
     )
 
 
-async def _behave(client: Client, chance: random.Random) -> None:
-    """Do what agents do: go on, ask anew, go back, reword the past, sample several, go away."""
+async def _behave(client: Client, chance: random.Random) -> dict[int, list[str]]:
+    """Do what agents do: go on, ask anew, go back, reword the past, sample several, go away.
+
+    Returns:
+        What the user and the system said before each turn, by the turn's number.
+    """
+    asked: dict[int, list[str]] = {}
     histories: list[list[ChatMessage]] = [[user("first")]]
     for step in range(8):
         history = list(chance.choice(histories))
@@ -53,7 +59,7 @@ async def _behave(client: Client, chance: random.Random) -> None:
             said = history[at].role == "assistant"
             words = ChatMessage(role="assistant", content="as I said") if said else user("hm")
             history[at] = words
-        elif kind == "system":
+        elif kind == "system" and history[0].role != "system":
             history = [system("be brief"), *history]
         if history[-1].role == "assistant":
             history.append(user("and?"))
@@ -66,15 +72,18 @@ async def _behave(client: Client, chance: random.Random) -> None:
             stop=chance.choice(((), (), ("la",))),
             max_tokens=chance.choice((None, None, 4)),
         )
+        given = [str(m.content) for m in history if m.role in ("system", "user")]
+        asked |= dict.fromkeys(told.turns.values(), given)
         message = told.messages[chance.randrange(n)]
         replies = [
             ChatMessage(role="tool", content=f"r{step}", tool_call_id=call.id)
             for call in message.tool_calls
         ]
         histories.append([*history, message, *(replies or [user(f"go on {step}")])])
+    return asked
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 1 << 32), keeps=st.booleans(), credit=st.sampled_from(["all", "main"]))
 def test_every_token_once_and_behind_what_it_was_sampled_after(
     chat: ChatFormat, seed: int, keeps: bool, credit: Credit
@@ -87,7 +96,11 @@ async def _check(chat: ChatFormat, chance: random.Random, keeps: bool, credit: C
     script = [chance.choice(TURNS) for _ in range(40)]
     rules = SessionRules(run_seed=1, max_context=1 << 20, keeps_thoughts=keeps, max_requests=100)
     client = await open_client(chat, end_id, *script, rules=rules)
-    await _behave(client, chance)
+    asked = await _behave(client, chance)
+    for turn, said in asked.items():
+        read = chat.decode(client.session.forest.turns[turn].context())
+        blocks = re.findall(r"<\|im_start\|>(?:system|user)\n(.*?)<\|im_end\|>", read, re.DOTALL)
+        assert [text for text in blocks if "<tool_response>" not in text] == said
     trajectory = client.trajectory(credit=credit)
     nodes = client.session.forest.turns
     wanted = Counter((tuple(n.context()), tuple(n.token_ids)) for n in nodes if n.token_ids)
