@@ -46,6 +46,11 @@ def serve_config(config: Config) -> dict[str, Any]:
     Raises:
         ConfigError: Redis is not named, or with a password.
     """
+    if config.agent is not None:
+        raise ConfigError(
+            "[agent] does not run on Ray yet: gateways and agents are started by `agent-r1 train` "
+            "on one machine, or by hand (`agent-r1 serve gateway`, `agent-r1 serve agents`)"
+        )
     table = config.ray
     tools = [
         _application(config, name, table.tool_replicas, table.tool_resources, _own_keys(name, tool))

@@ -109,6 +109,11 @@ def test_a_redis_that_nodes_cannot_find_or_with_a_password_is_refused():
         serve_config(load('redis.url="redis://:secret@redis:6379/0"'))
 
 
+def test_agents_are_refused_before_anything_is_deployed():
+    with pytest.raises(ConfigError, match="serve gateway"):
+        serve_config(load('agent.command=["true"]'))
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [
