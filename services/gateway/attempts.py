@@ -26,7 +26,7 @@ from agent_r1.gateway.session import MODEL, AgentSession, SessionRules
 from agent_r1.gateway.trajectory import last_main_turn, session_trajectory
 from agent_r1.gateway.wire import WireError
 from agent_r1.text.chat_format import ChatFormat
-from agent_r1.text.tokens import turn_seed
+from agent_r1.text.tokens import failed_trajectory, turn_seed
 from agent_r1_proto.agents import AGENTS, AgentAttempt, AgentEnd, AgentTask
 from agent_r1_proto.parts import TextPart, shown_text
 from agent_r1_proto.session_log import SessionLog, SessionTakenError
@@ -131,6 +131,12 @@ class AgentAttempts:
         Raises:
             CancelledError: another gateway has taken the attempt over.
         """
+        if rollout.decoding is not None:
+            return failed_trajectory(
+                rollout,
+                f"decoding_refused: {rollout.decoding.method} searches branches of our own loop, "
+                "and an agent has a loop of its own; leave the decoding out",
+            )
         session_id = session_name(rollout)
         kept_s = self.agent.timeout_s + CALL_MARGIN_S + SESSION_KEPT_S
         journal = Journal(SessionLog(self.broker, session_id, kept_s))

@@ -14,7 +14,7 @@ from agent_r1.gateway.config import AgentConfig
 from agent_r1.gateway.session import SessionRules
 from agent_r1.text.chat_format import ChatFormat
 from agent_r1_proto.streams import Broker
-from agent_r1_proto.tasks import Task
+from agent_r1_proto.tasks import Decoding, Task
 from tests.support.agent_scene import agent_scene
 from tests.support.builders import rollout_task
 from tests.support.fakes import FakePolicy, FakeToolServer, build_tokenizer, call_text
@@ -131,3 +131,12 @@ async def test_a_command_that_is_not_there_fails_and_costs_no_attempt(
         trajectory = await attempts.run(rollout_task(run_id))
     assert trajectory.status == "FAILED"
     assert trajectory.reason.startswith("agent_not_started: no-such-program")
+
+
+async def test_a_search_among_branches_is_refused(chat: ChatFormat, broker: Broker, run_id: str):
+    decoding = Decoding(method="majority", candidates=2)
+    config = AgentConfig(command=["true"], timeout_s=60.0)
+    async with agent_scene(broker, chat, searching(chat), config) as attempts:
+        task = rollout_task(run_id, purpose="eval", decoding=decoding)
+        trajectory = await attempts.run(task)
+    assert trajectory.reason.startswith("decoding_refused: majority")
