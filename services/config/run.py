@@ -185,7 +185,7 @@ class Config(StrictConfig):
             raise ValueError(
                 'learner.collective_backend ("ipc") is for one rollout server, not '
                 f"{replicas}: torch counts one receiver of a GPU's memory; set gloo or nccl, or "
-                "lower placement.num_rollout_servers"
+                "lower placement.rollout_replicas"
             )
         if replicas > 1 and self.rollout.port != 0:
             raise ValueError(
