@@ -168,7 +168,8 @@ class Config(StrictConfig):
                 f"{replicas}): otherwise timing decides which weights sample what; "
                 "change them or set deterministic = false"
             )
-        backend = self.learner.collective_backend
+        sends = self.learner.transport == "collective"
+        backend = self.learner.collective_backend if sends else "gloo"
         if backend != "gloo" and self.engine.device == "cpu":
             raise ValueError(
                 f'learner.collective_backend ("{backend}") needs engine.device "cuda", not "cpu"; '
@@ -179,6 +180,12 @@ class Config(StrictConfig):
             raise ValueError(
                 'learner.collective_backend ("ipc") is for whole models of one GPU, and not for '
                 f"[model.lora] or rollout.tensor_parallel_size ({parts}); set gloo"
+            )
+        if backend == "ipc" and replicas > 1:
+            raise ValueError(
+                'learner.collective_backend ("ipc") is for one rollout server, not '
+                f"{replicas}: torch counts one receiver of a GPU's memory; set gloo or nccl, or "
+                "lower placement.rollout_replicas"
             )
         if replicas > 1 and self.rollout.port != 0:
             raise ValueError(

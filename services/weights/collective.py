@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store, TCPStore
 
 Bytes = npt.NDArray[np.uint8]
+Shared = tuple["torch.Tensor", SharedMemory]
 
 SCHEME = "collective"
 BUCKET_BYTES = 16 * MIB
@@ -99,10 +100,9 @@ class CollectiveTransport(Transport):
         self._port = listen[1]
         self._store: TCPStore | None = None
         self._run_files = ServedFiles()
-        self._held: tuple[WeightManifest, Weights] | None = None
-        self._shared: tuple[torch.Tensor, SharedMemory] | None = None
-        self._transfers: set[asyncio.Future[None]] = set()
-        self._stopping = threading.Event()
+        self._held: tuple[WeightManifest, Weights, Shared | None] | None = None
+        self._transfers: dict[asyncio.Future[None], threading.Event] = {}
+        """Each with what ends it after the current bucket."""
         self._bytes_sent = 0
 
     async def __aenter__(self) -> Self:
@@ -149,7 +149,8 @@ class CollectiveTransport(Transport):
         Nothing ends a bucket of gloo before its members or SILENCE_S do, and a process that ended
         meanwhile would be aborted.
         """
-        self._stopping.set()
+        for stop in self._transfers.values():
+            stop.set()
         await asyncio.gather(*self._transfers, return_exceptions=True)  # whoever sent has been told
         self._store = None
 
@@ -164,9 +165,8 @@ class CollectiveTransport(Transport):
         """
         location = f"{SCHEME}://{self._host}:{self._port}/v{policy_version}"
         manifest = describe(run_id, policy_version, weights, location, adapter=adapter)
-        if self._backend == "ipc":
-            self._shared = share(weights, manifest.tensors)
-        self._held = manifest, weights
+        shared = share(weights, manifest.tensors) if self._backend == "ipc" else None
+        self._held = manifest, weights, shared  # at once: a transfer may begin meanwhile
         return Published(location, manifest.size_bytes)
 
     def invite(self) -> Invitation:
@@ -184,13 +184,21 @@ class CollectiveTransport(Transport):
     async def send(self, invitation: Invitation, servers: Sequence[str]) -> None:
         """Send the version that is held to those of the invited servers that come.
 
+        Cancelled, it returns at once, and the transfer ends with the current bucket.
+
         Raises:
             TransferError: none came, or the group broke.
         """
-        transfer = asyncio.ensure_future(in_thread(lambda: self._send(invitation.group, servers)))
-        self._transfers.add(transfer)
-        transfer.add_done_callback(self._transfers.discard)
-        await asyncio.shield(transfer)
+        stop = threading.Event()
+        sending = partial(self._send, invitation.group, servers, stop)
+        transfer = asyncio.ensure_future(in_thread(sending))
+        self._transfers[transfer] = stop
+        transfer.add_done_callback(self._transfers.pop)
+        try:
+            await asyncio.shield(transfer)
+        except asyncio.CancelledError:
+            stop.set()
+            raise
 
     async def expect_no_more(self, invitation: Invitation, server: str) -> None:
         """Let the others of a group begin without a server, which cannot be reached or refuses."""
@@ -208,10 +216,10 @@ class CollectiveTransport(Transport):
         sent, self._bytes_sent = self._bytes_sent, 0
         return sent
 
-    def _send(self, name: str, servers: Sequence[str]) -> None:
+    def _send(self, name: str, servers: Sequence[str], stop: threading.Event) -> None:
         assert self._store is not None
         assert self._held is not None
-        (manifest, weights), shared = self._held, self._shared
+        manifest, weights, shared = self._held
         limit_s = time_limit_s(self._timeout_s, manifest.size_bytes)
         deadline = time.monotonic() + limit_s
         store: TCPStore = cast(Any, self._store).clone()  # a connection of its own, which waits
@@ -230,8 +238,8 @@ class CollectiveTransport(Transport):
                 return
             sums: list[int] = []
             for bucket in buckets(safetensors_bytes(weights)):
-                if self._stopping.is_set():
-                    raise TransferError("the learner stops")
+                if stop.is_set():
+                    raise TransferError("the learner gave it up")
                 _check_time(deadline, limit_s, "learner.push_timeout_s")
                 sums.append(checksum(bucket))
                 group.broadcast(bucket)
@@ -369,14 +377,12 @@ def _nccl(store: Store, rank: int, size: int, host: str) -> tuple[Any, torch.Ten
     import torch
     from torch._C._distributed_c10d import ProcessGroupNCCL
 
-    # A broken group is to raise where it is waited for; by default it ends the process.
-    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
-    try:
-        options = ProcessGroupNCCL.Options()
-        options._timeout = timedelta(seconds=SILENCE_S)
-        group = ProcessGroupNCCL(store, rank, size, options)
-    finally:
-        del os.environ["TORCH_NCCL_BLOCKING_WAIT"]
+    # A broken group is to raise where it is waited for; by default it ends the process. It stays
+    # set: groups form in several threads at once.
+    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+    options = ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=SILENCE_S)
+    group = ProcessGroupNCCL(store, rank, size, options)
     return group, torch.empty(BUCKET_BYTES, dtype=torch.uint8, device="cuda")
 
 

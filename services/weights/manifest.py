@@ -2,7 +2,8 @@
 
 learner/weights/publisher.py hands every version to a `Transport`, which says where its manifest is.
 rollout/weight_versions.py asks a `Fetcher` for the newest one, and gets a manifest whose snapshot
-is a file on this machine. Each transport has both ends in one file: file.py, http.py.
+is a file on this machine. Each transport has both ends in one file: file.py, http.py,
+collective.py.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 learner engine --Weights--> `write_snapshot` --model.safetensors, manifest.json--> a transport -->
 `verify_snapshot` on rollout servers --> vllm/policy.py, before generation pauses
 
-Checksums are of chunks, taken while the file is written: no byte is read twice, and no second copy
-of the weights is held. Tied embeddings are stored once; the other name is an alias.
+Checksums are of chunks, taken while the file is written: the learner reads no byte twice, and
+holds no second copy of the weights. With the transport `file`, a server reads them twice: to check
+them, and to load them. Tied embeddings are stored once; the other name is an alias.
 
 `safetensors.torch.save_file` (0.8) is neither faster nor slower (316 MiB and their checksums take
 0.3 to 0.9 s either way), but its errors carry no errno, by which a full disk is told from others,

@@ -420,8 +420,9 @@ async def test_what_is_not_the_version_asked_for_is_refused(servers: Servers):
     fetcher = await servers.start("a")
     newest = servers.hold(1)
     later = newest.model_copy(update={"policy_version": 2})
-    with pytest.raises(WeightsRefusedError, match="of another version than 2"):
-        await servers.send(later)
+    _, refusal = await servers.try_to_send(later)  # the learner may see the group break first
+    assert isinstance(refusal, WeightsRefusedError)
+    assert "of another version than 2" in str(refusal)
     with pytest.raises(WeightsRefusedError, match=r'learner\.transport = "collective"'):
         fetcher.check_location("/weights/v1/manifest.json")
 

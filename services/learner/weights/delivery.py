@@ -87,12 +87,14 @@ class Delivery:
         self._transport = transport
         self._ask = ask
         self.stragglers: dict[asyncio.Task[Any], str] = {}
-        """What still goes on of earlier pushes: by the server, "" for those that are late."""
+        """What still goes on of earlier pushes, by the server."""
+        self.slow: set[str] = set()
+        """Servers that took no version when it was sent to them alone; in no group until they do.
+        Nobody knows which member has broken a group."""
 
     async def close(self) -> None:
         """Give up on servers that are still loading."""
-        while running := {task for task in self.stragglers if not task.done()}:
-            await cancel_and_wait(running)  # one that sends to late servers leaves others
+        await cancel_and_wait(set(self.stragglers))
 
     async def load_on(
         self,
@@ -106,7 +108,7 @@ class Delivery:
         """POST a version to all servers at once; return once one has it and all had a chance.
 
         Servers that take longer continue in the background; their failures surface at the next
-        push.
+        push. Cancelled, it gives up what is not yet sent, at once.
 
         Args:
             servers: that are to have it.
@@ -139,8 +141,9 @@ class Delivery:
                 )
                 if not done:
                     break
-                broken |= any(task.exception() is not None for task in done & sendings)
-                sendings -= done
+                for task in done & sendings.keys():
+                    broken |= task.exception() is not None
+                    del sendings[task]
                 for task in done & pending:
                     pending.discard(task)
                     try:
@@ -153,28 +156,38 @@ class Delivery:
                     report.servers += 1
                     if reading is not None:
                         report.readings.append(reading)
+            if alone:
+                self.slow |= {names[task] for task in pending} | errors.keys()
+        except asyncio.CancelledError:
+            for sending in sendings:
+                sending.cancel()
+            unsent = {name for invited in sendings.values() for name in invited}
+            given_up = {task for task in pending if names[task] in unsent}
+            pending -= given_up  # a push that begins now may invite them
+            await cancel_and_wait(given_up)
+            raise
         finally:
             self.stragglers |= {task: names[task] for task in pending}
         return errors, (broken or bool(sendings)) and not alone
 
     def _invite(
         self, servers: Sequence[RolloutServer], *, alone: bool
-    ) -> tuple[list[tuple[RolloutServer, Invitation | None]], set[asyncio.Task[None]]]:
+    ) -> tuple[list[tuple[RolloutServer, Invitation | None]], dict[asyncio.Task[None], list[str]]]:
         """Begin to send from memory, where the transport does; else nobody is invited."""
         if not isinstance(self._transport, CollectiveTransport):
-            return [(server, None) for server in servers], set()
+            return [(server, None) for server in servers], {}
         # One that is frozen would hold up the others every time.
         busy = {name for task, name in self.stragglers.items() if not task.done()}
         servers = [server for server in servers if server.server_id not in busy]
         invitations: list[tuple[RolloutServer, Invitation | None]] = []
-        sendings: set[asyncio.Task[None]] = set()
+        sendings: dict[asyncio.Task[None], list[str]] = {}
         for group in [[server] for server in servers] if alone else [servers] if servers else []:
             invitation = self._transport.invite()
             invitations += [(server, invitation) for server in group]
             invited = [server.server_id for server in group]
             sending = asyncio.create_task(self._transport.send(invitation, invited))
             sending.add_done_callback(_log_failure)  # also where all servers answer before it ends
-            sendings.add(sending)
+            sendings[sending] = invited
         return invitations, sendings
 
     async def _expect_no_more(self, invitation: Invitation | None, server_id: str) -> None:
@@ -210,6 +223,7 @@ class Delivery:
                 f"server {server.server_id} stayed at policy version {reply.policy_version}",
                 refused=True,
             )
+        self.slow.discard(server.server_id)
         report.fetch_s = max(report.fetch_s, reply.fetch_s)
         report.pause_s = max(report.pause_s, reply.pause_s)
         if not report.canary:

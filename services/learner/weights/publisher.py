@@ -27,6 +27,7 @@ from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.engine.interface import PolicyEngine, TrainSample
 from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.server import LearnerServer
+from agent_r1.learner.shutdown import cancel_and_wait
 from agent_r1.learner.stop_rules import RunFailedError
 from agent_r1.learner.weights.canary import (
     MEAN_DLOGP,
@@ -142,20 +143,21 @@ class WeightPublisher:
         """The push of the newest version."""
         self.transport = make_transport(config, server)
         self._delivery = Delivery(config, self._servers, self.transport, self._ask_canary)
-        self._delivering = asyncio.Lock()
+        self._sending_to_late: asyncio.Task[None] | None = None
+        """Between two pushes, with a transport that sends from memory."""
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         """Open the HTTP client and the transport."""
         await self._open.enter_async_context(self.transport)
         await self._open.enter_async_context(self._servers)
-        if isinstance(self.transport, CollectiveTransport):
-            sending = asyncio.create_task(self._send_to_late())
-            self._delivery.stragglers[sending] = ""
+        self._begin_sending_to_late()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         """Give up on servers that are still loading; close the HTTP client and the transport."""
+        if self._sending_to_late is not None:
+            await cancel_and_wait({self._sending_to_late})
         await self._delivery.close()
         await self._open.aclose()
 
@@ -214,6 +216,7 @@ class WeightPublisher:
             TakenOverError: a later start of the learner is at work.
         """
         started = time.monotonic()
+        await self._end_sending_to_late()
         published = await self._write(report)
         report.size_bytes = published.size_bytes
         version = report.policy_version
@@ -236,6 +239,7 @@ class WeightPublisher:
         """
         await self._deliver(report)
         report.weights = None
+        self._begin_sending_to_late()
         await asyncio.to_thread(self._delete_old)
         report.total_s = time.monotonic() - report.started
         report.bytes_sent = self.transport.take_bytes_sent()
@@ -291,12 +295,14 @@ class WeightPublisher:
                     f"higher one, such as {servers[0].policy_version}; resume the run, which then "
                     "goes on above it"
                 )
-            async with self._delivering:
-                errors, broken = await self._delivery.load_on(
-                    servers, report, self._location, alone=broken
-                )
+            fit = [server for server in servers if server.server_id not in self._delivery.slow]
+            alone = broken or not fit
+            errors, broken = await self._delivery.load_on(
+                servers if alone else fit, report, self._location, alone=alone
+            )
             if report.servers:
                 return
+            broken |= len(fit) < len(servers)  # better a slow one than none
             problems |= {name: str(error) for name, error in errors.items()}
             refusals += any(error.refused for error in errors.values())
             if not written_again and any(error.status == UNUSABLE for error in errors.values()):
@@ -318,8 +324,19 @@ class WeightPublisher:
                 next_word = time.monotonic() + LOUD_S
             await asyncio.sleep(POLL_S)
 
+    def _begin_sending_to_late(self) -> None:
+        if isinstance(self.transport, CollectiveTransport):
+            self._sending_to_late = asyncio.create_task(self._send_to_late())
+
+    async def _end_sending_to_late(self) -> None:
+        """Give up what late servers have not got yet: no push waits for one of them."""
+        if (sending := self._sending_to_late) is not None:
+            await cancel_and_wait({sending})
+            if not sending.cancelled():
+                sending.result()
+
     async def _send_to_late(self) -> None:
-        """Send the newest version to servers that came after it was published, for ever.
+        """Send the newest version to servers that do not have it, each by itself, for ever.
 
         Their failures are tried again; what must end the run surfaces at the next push.
         """
@@ -327,18 +344,19 @@ class WeightPublisher:
         while True:
             await asyncio.sleep(POLL_S)
             newest = self.newest.policy_version
-            if newest == 0 or self._delivering.locked():
+            if newest == 0:
                 continue
             servers = await self._registry.rollout_servers()
             behind = [server for server in servers if server.policy_version < newest]
             # Twice: what a server has just loaded, it may have yet to announce.
             late = [server for server in behind if (server.server_id, newest) in seen]
             seen = {(server.server_id, newest) for server in behind}
-            if late and self.newest.policy_version == newest and not self._delivering.locked():
+            if late:
                 pushed = self._published
                 report = PushReport(newest, canary=pushed.canary, size_bytes=pushed.size_bytes)
-                async with self._delivering:
-                    await self._delivery.load_on(late, report, self._location, until_sent=True)
+                await self._delivery.load_on(
+                    late, report, self._location, alone=True, until_sent=True
+                )
                 seen = set()
 
     @property
