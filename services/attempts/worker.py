@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ READ_BLOCK_S = 0.25
 """Longest wait for a sample; also how long a shutdown may wait for the read to return."""
 VERSION_POLL_S = 0.25
 CATCH_UP_RETRY_S = 2.0
+ON_ITS_WAY_S = 30.0
+"""A version that is not held for longer is an error."""
 STOP_TIMEOUT_S = 10.0
 REPORT_EVERY = 100
 MAX_PUBLISHING = 16
@@ -89,6 +92,8 @@ class SampleWorker:
         self._repeats = 0
         self._changed = asyncio.Event()
         self._publishing = asyncio.Semaphore(MAX_PUBLISHING)
+        self._awaited: tuple[int, float] | None = None
+        """Version that is not held, and since when."""
         self._stopping = False
         self._draining = False
         self._fatal: EngineDeadError | None = None
@@ -163,7 +168,8 @@ class SampleWorker:
             self._die(exc)
             return False
         except (PolicyError, WeightsRefusedError, TimeoutError) as exc:
-            logger.error(
+            logger.log(
+                self._how_loud(newest.policy_version),
                 "server stays behind and takes no samples held=%d policy_version=%d error=%s",
                 self.versions.held,
                 newest.policy_version,
@@ -172,6 +178,12 @@ class SampleWorker:
             await self._wait_for_change(CATCH_UP_RETRY_S)
             return False
         return True
+
+    def _how_loud(self, version: int) -> int:
+        """Return at which level to say that a version is not held: it may be on its way."""
+        if self._awaited is None or self._awaited[0] != version:
+            self._awaited = version, time.monotonic()
+        return logging.ERROR if time.monotonic() - self._awaited[1] > ON_ITS_WAY_S else logging.INFO
 
     async def _start(self, entries: list[Entry[RolloutTask]]) -> bool:
         """Start the samples that are still wanted, under weights that are the newest now.

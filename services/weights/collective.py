@@ -430,7 +430,7 @@ class CollectiveFetcher(Fetcher):
         if invitation is None:
             raise WeightsRefusedError(
                 f"version {version} comes from the learner, which sends it to servers that are "
-                "announced, between two batches"
+                "announced, each by itself"
             )
         limit_s = time_limit_s(self._timeout_s, invitation.size_bytes)
         try:

@@ -27,7 +27,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, world_files: Path, tiny_base_d
             f'\n[agent]\ncommand = ["{sys.executable}", "{AGENT}"]\nanswer = "output"\n'
             "timeout_s = 120\nmax_session_tokens = 4096\n"
         )
-    options = {"learner.steps": STEPS, "evaluation.every": 0}
+    options: dict[str, object] = {"learner.steps": STEPS, "evaluation.every": 0}
     finished("train", config, "--run-dir", folder / "run", *set_options(options))
     return folder / "run"
 
