@@ -126,8 +126,8 @@ class LoadRequest(StrictMessage):
     """Body of `POST /weights/load`."""
 
     manifest_location: str
-    """Transport `file`: absolute path of the manifest; `http`: its URL; `collective`: the address of
-    the store where groups meet, and the version."""
+    """Transport `file`: absolute path of the manifest; `http`: its URL; `collective`: the address
+    where groups meet, and the version."""
     policy: PolicyName = DEFAULT_POLICY
     policy_version: Annotated[int, Field(ge=0)]
     invitation: Annotated[Invitation | None, Field(exclude_if=lambda value: value is None)] = None
