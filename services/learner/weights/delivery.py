@@ -141,9 +141,9 @@ class Delivery:
                 )
                 if not done:
                     break
-                for task in done & sendings.keys():
-                    broken |= task.exception() is not None
-                    del sendings[task]
+                for sending in [one for one in sendings if one in done]:
+                    broken |= sending.exception() is not None
+                    del sendings[sending]
                 for task in done & pending:
                     pending.discard(task)
                     try:
