@@ -311,7 +311,7 @@ async def test_a_group_that_breaks_ends_for_all_and_another_one_gets_the_version
             await asyncio.wait_for(fetching, WAIT_S)
         with pytest.raises(TransferError, match="the group broke"):
             await asyncio.wait_for(sending, WAIT_S)
-        with pytest.raises(WeightsRefusedError, match="announced, between two batches"):
+        with pytest.raises(WeightsRefusedError, match="announced, each by itself"):
             await good.fetch(newest)  # nothing of it is kept
         [found] = await servers.send(newest)
         assert same_bytes(found, 1)
