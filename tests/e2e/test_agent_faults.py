@@ -27,8 +27,8 @@ from tests.support.builders import rollout_task
 
 pytestmark = [pytest.mark.redis, pytest.mark.slow]
 REPOSITORY = Path(__file__).resolve().parents[2]
-KILLS = int(os.environ.get("AGENT_KILLS", "4"))
-ATTEMPTS = 12
+KILLS = int(os.environ.get("AGENT_KILLS", "2"))
+ATTEMPTS = 8
 TOKEN_S = 0.02
 LEASE_S = 3.0
 
