@@ -135,12 +135,6 @@ class Config(StrictConfig):
                     f"env.enable_tools names {name!r}, and the configured tools are "
                     f"{sorted(self.tools)}; add a table [tools.{name}] or remove the name"
                 )
-        if self.agent and self.agent.timeout_s >= self.learner.sample_timeout_s:
-            raise ValueError(
-                f"agent.timeout_s ({self.agent.timeout_s:g}) must be below "
-                f"learner.sample_timeout_s ({self.learner.sample_timeout_s:g}), after which the "
-                "learner asks again; lower it or raise that"
-            )
         for name in self.diagnose.sets or []:
             if name not in self.evaluation.sets:
                 raise ValueError(
@@ -202,6 +196,16 @@ class Config(StrictConfig):
             raise ValueError(
                 f'ray.rollout_resources asks for {gpus:g} "GPU", and rollout.tensor_parallel_size '
                 f"is {parts}; give a server as many GPUs as it uses"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_agent(self) -> Self:
+        if self.agent and self.agent.timeout_s >= self.learner.sample_timeout_s:
+            raise ValueError(
+                f"agent.timeout_s ({self.agent.timeout_s:g}) must be below "
+                f"learner.sample_timeout_s ({self.learner.sample_timeout_s:g}), after which the "
+                "learner asks again; lower it or raise that"
             )
         return self
 

@@ -149,7 +149,11 @@ class AgentAttempts:
                 session.close()
                 session.over = over
                 await journal.write(over)
+        except asyncio.CancelledError:
+            del self._journals[session_id]  # another gateway goes on with it, or nobody
+            raise
         except SessionTakenError as exc:
+            del self._journals[session_id]
             # Its entry has another reader by now, who publishes; nothing is left to do here.
             logger.warning("session taken over by another gateway session=%s", session_id)
             raise asyncio.CancelledError from exc

@@ -143,7 +143,7 @@ async def _serve(settings: GatewaySettings) -> None:
 
 async def _serve_samples(settings: GatewaySettings, chat: ChatFormat) -> None:
     """Start the parts, work until cancelled, then stop them in reverse order."""
-    run, agent, redis = settings.run, settings.agent, settings.redis
+    run, agent = settings.run, settings.agent
     token = find_token(run)
     async with AsyncExitStack() as stack:
         control = bind(NAME, agent.gateway, token)
@@ -153,25 +153,9 @@ async def _serve_samples(settings: GatewaySettings, chat: ChatFormat) -> None:
         url = advertised_url(NAME, agent.gateway, control.getsockname()[1])
         wire_url = advertised_url("agent.wire", agent.wire, wire.getsockname()[1])
         server_id = f"{NAME}-{socket.gethostname()}-{os.getpid()}"
-        broker = await stack.enter_async_context(
-            await Broker.connect(
-                redis.connection_url(),
-                run.id,
-                lease_s=redis.lease_s,
-                max_processing_failures=redis.max_processing_failures,
-            )
-        )
+        broker = await stack.enter_async_context(await _connect(settings))
         registry = Registry(broker)
-        tools = ToolClient(
-            {name: url for name, url in settings.tools.items() if url is not None},
-            directory=ToolDirectory(server_id=server_id, follow_schemas=True),
-            registry=ToolRegistry(broker, run.tool_pool or run.id),
-            announced=[AGENTS, *(n for n, url in settings.tools.items() if url is None)],
-            timeout_s=settings.tool_timeout_s,
-            retries=RETRIES,
-            max_requests=agent.max_concurrent,
-            token=token,
-        )
+        tools = _tool_client(settings, broker, server_id)
         stack.push_async_callback(tools.stop)
         await tools.start(AGENTS_START_S)
         servers = await stack.enter_async_context(RolloutServers(registry, token))
@@ -224,6 +208,31 @@ async def _serve_samples(settings: GatewaySettings, chat: ChatFormat) -> None:
             write_announcement(settings.announce_dir, NAME, url)
         logger.info("gateway is up url=%s wire=%s run_id=%s", url, wire_url, run.id)
         await _work(worker, http, agents_http)
+
+
+def _tool_client(settings: GatewaySettings, broker: Broker, server_id: str) -> ToolClient:
+    """Return the client of the tools, and of the service that runs agents."""
+    run, named = settings.run, settings.tools
+    return ToolClient(
+        {name: url for name, url in named.items() if url is not None},
+        directory=ToolDirectory(server_id=server_id, follow_schemas=True),
+        registry=ToolRegistry(broker, run.tool_pool or run.id),
+        announced=[AGENTS, *(name for name, url in named.items() if url is None)],
+        timeout_s=settings.tool_timeout_s,
+        retries=RETRIES,
+        max_requests=settings.agent.max_concurrent,
+        token=find_token(run),
+    )
+
+
+async def _connect(settings: GatewaySettings) -> Broker:
+    redis = settings.redis
+    return await Broker.connect(
+        redis.connection_url(),
+        settings.run.id,
+        lease_s=redis.lease_s,
+        max_processing_failures=redis.max_processing_failures,
+    )
 
 
 async def _work(worker: SampleWorker, *others: asyncio.Task[None]) -> None:

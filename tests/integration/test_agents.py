@@ -266,7 +266,7 @@ def attempt(name, what):
         found.append(f"{{name}}: {{what()!r}}")
     except OSError as exc:
         pass
-for path in ("{REPOSITORY}/README.md", "/etc/shadow", "/root/.bashrc", "/proc/1/environ",
+for path in ("{REPOSITORY}/README.md", "/etc/shadow", "{Path.home()}/.bashrc", "/proc/1/environ",
              "/proc/1/mem", "BESIDE/answers.jsonl"):
     attempt(path, lambda: open(path, "rb").read())
 attempt("listing", lambda: [x for x in os.listdir("{REPOSITORY}") if x != ".venv"] or open("/no"))

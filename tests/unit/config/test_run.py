@@ -459,3 +459,10 @@ def test_the_page_of_other_names_has_names_of_ours_that_exist():
     named = [key for row in rows for key in re.findall(rf"(?<![\w.])(?:{tables})\.\w+", row)]
     assert len(named) > 50
     assert [k for k in named if not any(o == k or o.startswith(f"{k}.") for o in known)] == []
+
+
+def test_an_agent_must_end_before_the_learner_asks_again():
+    values = {"model": {"path": "m"}, "agent": {"command": ["x"], "timeout_s": 90.0}}
+    with pytest.raises(ConfigError, match=r"sample_timeout_s \(60\)"):
+        load_config(None, environ={}, values={**values, "learner": {"sample_timeout_s": 60.0}})
+    assert load_config(None, environ={}, values=values).config.agent is not None

@@ -590,7 +590,9 @@ def test_no_body_whatever_makes_an_error_of_the_server():
 
     bodies: list[Any] = []
 
-    @settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow], database=None)
+    @settings(
+        max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
+    )
     @given(JSON, st.dictionaries(st.sampled_from([*chat.ChatRequest.model_fields]), JSON))
     def draw(whole: Any, fields: dict[str, Any]) -> None:
         bodies.append(whole)
