@@ -88,6 +88,7 @@ def joined(told: list[Speech]) -> Speech:
 
 
 @pytest.mark.parametrize("name", FORMATS)
+@settings(deadline=None)
 @given(text=TURNS, opening=OPENINGS, seed=st.integers(0, 1 << 32))
 @example(text="\nAction: f\n" * 2, opening="", seed=0)
 def test_pieces_of_a_turn_say_what_the_whole_says(name: str, text: str, opening: str, seed: int):
