@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agent_r1.gateway.speech import Speaker, Speech, said_message
