@@ -205,6 +205,13 @@ def _gpu_problems(config: Config, purpose: Purpose) -> Iterator[str]:
         yield problem
     if usable_gpus() > 0 and (problem := dtype_problem(config.model.dtype)) is not None:
         yield problem
+    learner = config.learner
+    backend = learner.collective_backend if learner.transport == "collective" else "gloo"
+    if purpose == "train" and backend != "gloo" and usable_gpus() == 0:
+        yield (
+            f'learner.collective_backend ("{backend}") needs GPUs for learner and rollout servers, '
+            'and this machine has none that the packages can use; set "gloo"'
+        )
     wanted = config.rollout.tensor_parallel_size
     if purpose in SUPERVISED or wanted == 1:
         return

@@ -109,11 +109,13 @@ class CollectiveTransport(Transport):
         """Open the store in which servers meet.
 
         Raises:
-            ValueError: the port is taken, or this machine is advertised under an address that it
-                does not have.
+            ValueError: the port is taken, this machine is advertised under an address that it does
+                not have, or it lacks what the backend needs.
         """
         from torch._C._distributed_c10d import TCPStore
 
+        if (problem := _backend_problem(self._backend)) is not None:
+            raise ValueError(problem)
         self._run_files.add_run_route(self._server.app)
         try:
             own = socket.getaddrinfo(self._host, None)[0]
@@ -247,6 +249,24 @@ class CollectiveTransport(Transport):
         # Servers that have a bucket send it on: the first of gloo's tree have it from here.
         copies = math.ceil(math.log2(len(members) + 1)) if self._backend == "gloo" else 1
         self._bytes_sent += manifest.size_bytes * copies
+
+
+def _backend_problem(backend: Backend) -> str | None:
+    """Say what this machine lacks for a backend; None: nothing."""
+    import torch
+
+    if backend == "gloo":
+        return None
+    if not torch.cuda.is_available():
+        missing = "finds no GPU"
+    elif backend == "nccl" and not torch.distributed.is_nccl_available():
+        missing = "has no NCCL"
+    else:
+        return None
+    return (
+        f'learner.collective_backend ("{backend}") cannot be had: torch {torch.__version__} of '
+        f'this machine {missing}; set "gloo", which goes through host memory'
+    )
 
 
 def _check_time(deadline: float, limit_s: float, key: str) -> None:
@@ -458,6 +478,8 @@ class CollectiveFetcher(Fetcher):
         path.parent.mkdir()
         if invitation.backend != "ipc":
             reserve(path, invitation.size_bytes, ROOM_REMEDY)
+        if (problem := _backend_problem(invitation.backend)) is not None:
+            raise WeightsRefusedError(problem)
         name, where = invitation.group, (invitation.host, invitation.port)
         patience = timedelta(seconds=2 * MEET_S)
         store = TCPStore(*where, is_master=False, wait_for_workers=False, timeout=patience)

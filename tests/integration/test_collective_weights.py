@@ -61,7 +61,11 @@ def staged(store: Any, rank: int, size: int, host: str) -> tuple[Any, torch.Tens
 
 
 @pytest.fixture(params=["gloo"])
-async def learner(request: pytest.FixtureRequest) -> AsyncIterator[CollectiveTransport]:
+async def learner(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[CollectiveTransport]:
+    if request.param == "nccl":  # which tests put something in the place of
+        monkeypatch.setattr(collective, "_backend_problem", lambda backend: None)
     config = LearnerConfig(transport="collective", collective_backend=request.param)
     async with serve_learner(config.server, None) as server:
         transport = make_transport(config, server)
@@ -175,11 +179,36 @@ async def test_gpus_send_from_their_own_memory(servers: Servers, monkeypatch: py
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has what it takes")
-@pytest.mark.parametrize("learner", ["nccl"], indirect=True)
-async def test_a_torch_without_nccl_says_so(servers: Servers):
-    await servers.start("a")
-    with pytest.raises((TransferError, WeightsRefusedError), match=r"did not form: .*NCCL"):
-        await servers.send(servers.hold(1))
+@pytest.mark.parametrize("backend", ["nccl", "ipc"])
+async def test_a_machine_without_gpus_refuses_their_backends_at_both_ends(
+    learner: CollectiveTransport, servers: Servers, backend: str
+):
+    expected = rf'collective_backend \("{backend}"\) cannot be had: .* finds no GPU; set "gloo"'
+    config = LearnerConfig.model_validate(
+        {"transport": "collective", "collective_backend": backend}
+    )
+    async with serve_learner(config.server, None) as server:
+        with pytest.raises(ValueError, match=expected):
+            await make_transport(config, server).__aenter__()
+    server = await servers.start("a")
+    newest = servers.hold(1)
+    server.accept(learner.invite().model_copy(update={"backend": backend}))
+    with pytest.raises(WeightsRefusedError, match=expected) as refused:
+        await server.fetch(newest)
+    assert not isinstance(refused.value, WeightsNotArrivedError)  # nor will it another time
+
+
+async def test_a_version_of_another_size_than_announced_is_refused(
+    learner: CollectiveTransport, servers: Servers
+):
+    server = await servers.start("a")
+    newest = servers.hold(1)
+    invitation = learner.invite()
+    server.accept(invitation.model_copy(update={"size_bytes": invitation.size_bytes + 1}))
+    _, refusal = await asyncio.gather(
+        learner.send(invitation, ["a"]), server.fetch(newest), return_exceptions=True
+    )
+    assert f"bytes come, and {invitation.size_bytes + 1} were announced" in str(refusal)
 
 
 @pytest.fixture

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from agent_r1.reward.scorer import Scorer
 from agent_r1.reward.worker import RewardWorker
 from agent_r1.runtime.files.dead_letters import load_letters
 from agent_r1.runtime.files.writing import DiskFullError
-from agent_r1.weights.snapshot import write_snapshot
+from agent_r1.weights.snapshot import Weights, write_snapshot
 from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.rewards import Reward, ScoredTrajectory, ScoreRequest
@@ -779,6 +781,54 @@ async def test_a_late_server_is_compared_with_the_learner_too(
                 engine.may_go_on.set()
                 with pytest.raises(CanaryError, match="server late does not sample with"):
                     await asyncio.wait_for(running, 40)
+
+
+async def test_a_late_server_that_is_being_sent_a_version_holds_up_no_push(
+    tmp_path: Path, redis_url: str, run_id: str, monkeypatch: pytest.MonkeyPatch
+):
+    engine = EngineThatWaits(1)
+    monkeypatch.setattr("agent_r1.weights.collective.BUCKET_BYTES", 1)  # over 100 of them
+    monkeypatch.setattr("agent_r1.learner.weights.publisher.POLL_S", 0.1)
+    slow_servers(monkeypatch).add("late")
+    spec = training_spec(tmp_path / "run", redis_url, run_id, transport="collective")
+    async with await Broker.connect(redis_url, run_id) as broker:
+        fast, late = (FakeServices(broker, server_id=n, run_id=run_id) for n in ("fast", "late"))
+        async with fast.running():
+            running = asyncio.create_task(Learner(spec, engine).run())
+            await eventually(lambda: fast.loads == [1], running)
+            async with late.running():
+                await eventually(lambda: late.asked_to_load == [1], running)
+                engine.may_go_on.set()  # the next push begins in the middle of that transfer
+                await asyncio.wait_for(running, 60)
+    waits = [one["push/wait_s"] for one in metrics_lines(tmp_path / "run")]
+    assert max(waits) < 10  # a transfer to the late one takes above 20 s
+    assert fast.loads == [1, 2, 3]
+    assert 1 not in late.loads  # what was given up is not used
+
+
+async def test_weights_are_let_go_of_once_they_are_delivered(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    held: list[weakref.ref[Any]] = []
+
+    class Engine(FakeEngine):
+        def weights(self) -> Weights:
+            weights = super().weights()
+            held.append(weakref.ref(weights))
+            return weights
+
+        def train_batch(self, samples: Sequence[TrainSample], spec: LossSpec):
+            gc.collect()
+            assert [ref() for ref in held] == [None] * len(held)
+            return super().train_batch(samples, spec)
+
+    spec = training_spec(tmp_path / "run", redis_url, run_id)
+    async with (
+        await Broker.connect(redis_url, run_id) as broker,
+        FakeServices(broker, run_id=run_id).running(),
+    ):
+        await asyncio.wait_for(Learner(spec, Engine()).run(), 40)
+    assert len(held) >= 3
 
 
 async def test_a_server_that_receives_slowly_is_left_out_of_later_groups(

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch.multiprocessing import reductions
 
-from agent_r1.weights import ipc
+from agent_r1.weights import collective, ipc
 from agent_r1.weights.layout import ModelLayout
 from agent_r1.weights.snapshot import Weights, verify_snapshot
 from agent_r1_proto.weights import SHARED_FILE
@@ -128,6 +128,7 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(reductions, "reduce_tensor", reduce_tensor)
     monkeypatch.setattr(reductions, "rebuild_cuda_tensor", rebuild_cuda_tensor)
+    monkeypatch.setattr(collective, "_backend_problem", lambda backend: None)
     monkeypatch.setattr(ipc, "DEVICE", "cpu")
     monkeypatch.setattr(ipc, "gpu_uuid", lambda device: "GPU-1")
 

@@ -13,6 +13,7 @@ serving.py puts the application of every service behind `HttpGuard`, and its con
 - headers (or what else is no body) over `MAX_HEADER_BYTES`, or more than `MAX_WAITING` requests
   sent ahead of their answers: the connection is closed;
 - more than `MAX_REQUESTS_PER_S` requests of one address in a second: 429;
+- a request that is still worked on when the service ends: 503;
 - more connections than `MAX_CONNECTIONS`: the address with most of those that wait for a request
   loses its oldest. Where too few wait: 503, and over `MAX_OPEN_CONNECTIONS`: closed unread.
 """
@@ -132,7 +133,21 @@ class HttpGuard:
             if problem is not None:
                 await self._answer(send, 413, f"the body holds {problem}; send less per request")
             elif body is not None:
-                await self.app(scope, _replay(body, receive), send)
+                await self._pass_on(scope, _replay(body, receive), send)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def note(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, note)
+        except asyncio.CancelledError:  # by uvicorn alone, when the service ends
+            if not started:
+                await self._answer(send, 503, "this service has ended; ask another one, or later")
 
     def _is_flood(self, address: str) -> bool:
         now = self.clock()

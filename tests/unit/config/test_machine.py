@@ -78,6 +78,12 @@ def test_a_store_must_hold_no_run_but_the_resumed_one(folder: Path):
         (1, ["engine.device=cuda", "engine.ranks=2"], "engine.ranks (2) must be at most 1"),
         (1, ["rollout.tensor_parallel_size=2"], "tensor_parallel_size (2) must be at most 1"),
         (0, ["engine.device=auto"], ""),
+        (0, ["learner.transport=collective"], ""),
+        (
+            0,
+            ["learner.transport=collective", "learner.collective_backend=nccl"],
+            'learner.collective_backend ("nccl") needs GPUs for learner and rollout servers',
+        ),
     ],
 )
 def test_gpus_are_counted(

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from agent_r1.rollout.policy import LoadTiming
 from agent_r1.rollout.weight_versions import WeightVersions
 from agent_r1.weights.file import FileFetcher
 from agent_r1.weights.manifest import WeightsRefusedError
-from agent_r1_proto.weights import LoadRequest, NewestVersion, WeightManifest
+from agent_r1_proto.weights import LoadRequest, NewestVersion, ScoredPrompt, WeightManifest
 from tests.support.fakes import FakePolicy
 from tests.support.snapshot_files import chunks_of
 
@@ -98,3 +99,25 @@ async def test_the_version_after_the_newest_is_not_published(published: Publishe
     with pytest.raises(WeightsRefusedError, match=r"\(2\) is not published; .* knows is 1\."):
         await versions.load(request.model_copy(update={"policy_version": 2}))
     assert (versions.held, policy.loaded) == (1, [1])
+
+
+async def test_scores_wait_for_weights_that_are_being_loaded(published: Published):
+    """Else a canary would be compared on weights of which half are new."""
+    may_load, loading = asyncio.Event(), asyncio.Event()
+
+    class LoadsSlowly(FakePolicy):
+        async def load_weights(self, manifest: WeightManifest) -> LoadTiming:
+            loading.set()
+            await may_load.wait()
+            return await super().load_weights(manifest)
+
+    versions = versions_of(LoadsSlowly([[0]], eos_token_ids=[0]), published)
+    load = asyncio.create_task(versions.load(published.publish(1)))
+    await asyncio.wait_for(loading.wait(), WAIT_S)
+    score = asyncio.create_task(versions.score([ScoredPrompt([5, 7], [1])]))
+    for _ in range(10):  # more turns of the loop than an answer takes
+        await asyncio.sleep(0)
+    assert not score.done()
+    may_load.set()
+    assert await asyncio.wait_for(score, WAIT_S) == (1, [-7.0])
+    await load

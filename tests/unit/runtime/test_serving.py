@@ -15,6 +15,9 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from agent_r1.runtime.config import ListenConfig
 from agent_r1.runtime.http.serving import advertised_url, bind, http_config, serve_app
@@ -149,6 +152,40 @@ async def test_a_signal_stops_a_service_in_order_and_a_second_one_at_once():
             on_up=lambda _: interrupting.append(asyncio.create_task(interrupt())),
         )
     assert interrupting[0].done()
+
+
+async def test_a_request_that_outlives_its_service_is_told_so(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("agent_r1.runtime.http.serving._CLOSE_TIMEOUT_S", 0.1)
+    asked, url = asyncio.Event(), asyncio.get_running_loop().create_future()
+
+    async def wait_for_ever(request: Request) -> Response:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def nothing() -> None: ...
+
+    async with httpx.AsyncClient(timeout=30) as client, asyncio.timeout(30):
+        serving = asyncio.create_task(
+            serve_app(
+                Starlette(routes=[Route("/load", wait_for_ever)]),
+                name="test",
+                listen=ListenConfig(),
+                token=None,
+                announce_dir=None,
+                before_stop=nothing,
+                on_up=url.set_result,
+            )
+        )
+        asking = asyncio.create_task(client.get(await url + "/load"))
+        await asked.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        answer = await asking
+        await serving
+    assert (answer.status_code, "has ended" in answer.json()["detail"]) == (503, True)
+    assert "Traceback" not in caplog.text
 
 
 def test_a_service_on_every_address_must_say_where_others_reach_it():
