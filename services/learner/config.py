@@ -255,7 +255,8 @@ class LearnerConfig(ObjectiveConfig):
     transport: TransportName = "file"
     """How weights reach the rollout servers. `file`: through `weights_dir`, a folder that all see
     under the same path. `http`: servers pull them from the learner, and from each other.
-    `collective`: the learner sends them from its memory to all servers at once."""
+    `collective`: the learner sends them from its memory to all servers at once, over links of at
+    least 10 Mbit/s."""
     server: ListenConfig = ListenConfig()
     """Where the learner listens: for `GET /metrics`, for services that join the run, and with
     transport = "http" for pulls of weights. With "collective", its address is also that of the

@@ -200,6 +200,7 @@ class CollectiveTransport(Transport):
             await asyncio.shield(transfer)
         except asyncio.CancelledError:
             stop.set()
+            transfer.add_done_callback(_take_error)
             raise
 
     async def expect_no_more(self, invitation: Invitation, server: str) -> None:
@@ -249,6 +250,12 @@ class CollectiveTransport(Transport):
         # Servers that have a bucket send it on: the first of gloo's tree have it from here.
         copies = math.ceil(math.log2(len(members) + 1)) if self._backend == "gloo" else 1
         self._bytes_sent += manifest.size_bytes * copies
+
+
+def _take_error(transfer: asyncio.Future[None]) -> None:
+    """Take the error of a transfer that nobody waits for, which asyncio would log as forgotten."""
+    if not transfer.cancelled():
+        transfer.exception()
 
 
 def _backend_problem(backend: Backend) -> str | None:
