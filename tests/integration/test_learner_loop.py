@@ -24,6 +24,8 @@ from agent_r1.reward.scorer import Scorer
 from agent_r1.reward.worker import RewardWorker
 from agent_r1.runtime.files.dead_letters import load_letters
 from agent_r1.runtime.files.writing import DiskFullError
+from agent_r1.weights.collective import CollectiveTransport
+from agent_r1.weights.download import TransferError
 from agent_r1.weights.snapshot import Weights, write_snapshot
 from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.registry import Registry, RolloutServer
@@ -790,7 +792,22 @@ async def test_a_late_server_that_is_being_sent_a_version_holds_up_no_push(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ):
-    engine = EngineThatWaits(1)
+    given_up, send = threading.Event(), CollectiveTransport._send
+
+    def sends(*arguments: Any) -> None:
+        try:
+            send(*arguments)
+        except TransferError:
+            given_up.set()
+            raise
+
+    class Engine(EngineThatWaits):
+        def train_batch(self, samples: Sequence[TrainSample], spec: LossSpec):
+            assert self.steps < 2 or given_up.wait(10)  # it takes above 20 s
+            return super().train_batch(samples, spec)
+
+    engine = Engine(1)
+    monkeypatch.setattr(CollectiveTransport, "_send", sends)
     monkeypatch.setattr("agent_r1.weights.collective.BUCKET_BYTES", 1)  # over 100 of them
     monkeypatch.setattr("agent_r1.learner.weights.publisher.POLL_S", 0.1)
     slow = slow_servers(monkeypatch)
@@ -803,7 +820,7 @@ async def test_a_late_server_that_is_being_sent_a_version_holds_up_no_push(
             await eventually(lambda: fast.loads == [1], running)
             async with late.running():
                 await eventually(lambda: late.asked_to_load == [1], running)
-                slow.clear()  # what is being sent stays slow, and takes above 20 s
+                slow.clear()  # what is being sent stays slow
                 engine.may_go_on.set()  # the next push begins in the middle of it
                 await asyncio.wait_for(running, 60)
     gc.collect()
