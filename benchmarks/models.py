@@ -28,6 +28,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 12,
         "num_key_value_heads": 4,
     },
+    "90m-long": {
+        "hidden_size": 768,
+        "num_hidden_layers": 14,
+        "intermediate_size": 2048,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+    },
     "0.5b": {  # Qwen2.5-0.5B
         "hidden_size": 896,
         "num_hidden_layers": 24,

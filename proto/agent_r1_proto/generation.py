@@ -5,7 +5,8 @@ Token ids go in and come out: nobody tokenizes what the policy has sampled once 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
@@ -32,6 +33,9 @@ class GenerateRequest(StrictMessage):
     """0 is greedy."""
     seed: Annotated[int, Field(ge=0, lt=2**63)]
     """Of this request alone."""
+    every_s: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """Least time between two parts of the answer, in seconds: what is sampled meanwhile comes
+    together. The first and the last part do not wait."""
 
 
 class GeneratedPart(StrictMessage):
@@ -52,3 +56,30 @@ class GeneratedPart(StrictMessage):
     """Why the answer is over; None while it goes on."""
     error: Annotated[str, Field(exclude_if=lambda value: not value)] = ""
     """Why nothing more comes, where the engine failed."""
+
+    @classmethod
+    def joined(cls, parts: Sequence[GeneratedPart]) -> Self:
+        """Return parts that follow each other as one; the last one says why the answer is over."""
+        return cls(
+            token_ids=[token for part in parts for token in part.token_ids],
+            logprobs=[logprob for part in parts for logprob in part.logprobs],
+            version_spans=[span for part in parts for span in part.version_spans],
+            finish_reason=parts[-1].finish_reason,
+            error=parts[-1].error,
+        )
+
+    def split(self) -> Sequence[GeneratedPart]:
+        """Return a part for each token, in order."""
+        if len(self.token_ids) < 2:
+            return [self]
+        versions = [
+            VersionSpan(policy_version=span.policy_version, start=position, end=position + 1)
+            for span in self.version_spans
+            for position in range(span.start, span.end)
+        ]
+        parts = [
+            GeneratedPart(token_ids=[token], logprobs=[logprob], version_spans=[version])
+            for token, logprob, version in zip(self.token_ids, self.logprobs, versions, strict=True)
+        ]
+        end = {"finish_reason": self.finish_reason, "error": self.error}
+        return [*parts[:-1], parts[-1].model_copy(update=end)]

@@ -35,6 +35,10 @@ PING_S = 5.0
 GIVE_UP_S = 120.0
 """How long a turn waits for a server that samples, before the attempt fails."""
 RETRY_S = 0.2
+STREAM_S, WHOLE_S = 0.05, 0.5
+"""Tokens come and are written down together that were sampled within so many seconds, where the
+client is told them as they come, and where it waits for the whole answer: each part costs a line of
+HTTP and a write to Redis. What a server that dies had sampled since is sampled again."""
 MAX_QUEUED = 64
 """Events of an answer that wait for a client that reads slowly."""
 NO_LIMIT = 1 << 30
@@ -412,12 +416,14 @@ class AgentSession:
                 self._note_server(server.server_id)
                 try:
                     async for part in self._servers.stream(
-                        server, self._request(node, context, limit)
+                        server, self._request(node, context, limit, asked.is_streamed)
                     ):
-                        node.add(part)
-                        await self.journal.write(log.TokensSampled(turn=node.number, part=part))
                         deadline = time.monotonic() + GIVE_UP_S
-                        yield part
+                        for piece in part.split() if asked.stop else [part]:  # it may end there
+                            node.add(piece)
+                            event = log.TokensSampled(turn=node.number, part=piece)
+                            await self.journal.write(event)
+                            yield piece
                     return
                 except ServerError as exc:
                     problem = str(exc)
@@ -435,7 +441,9 @@ class AgentSession:
         self._servers.moves += self._server is not None and self._server != server_id
         self._server = server_id
 
-    def _request(self, node: TurnNode, context: list[int], limit: int) -> GenerateRequest:
+    def _request(
+        self, node: TurnNode, context: list[int], limit: int, is_streamed: bool
+    ) -> GenerateRequest:
         self._tries += 1
         done = len(node.token_ids)
         return GenerateRequest(
@@ -444,6 +452,7 @@ class AgentSession:
             max_tokens=limit - done,
             temperature=self.rollout.sampling.temperature,
             seed=turn_seed(self._rules.run_seed, self.rollout, *self._place_of(node, done)),
+            every_s=STREAM_S if is_streamed else WHOLE_S,
         )
 
     def _place_of(self, node: TurnNode, done: int) -> tuple[int, str]:

@@ -57,6 +57,8 @@ class Asked:
     """Answers that are wanted; each is a branch."""
     retries: int = 0
     """How often the client says that it has sent this request before."""
+    is_streamed: bool = False
+    """The client is told tokens as they come, and not the whole answer."""
     constrained: str = ""
     """What forces the answer (a grammar, a tool choice, a logit bias); "" where nothing does."""
 

@@ -7,6 +7,7 @@ the rest of an interaction elsewhere.
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Literal
@@ -164,14 +165,21 @@ def _add_generation(app: FastAPI, policy: Policy) -> None:
             raise HTTPException(422, str(exc)) from exc
         except ValueError as exc:
             raise HTTPException(409, str(exc)) from exc
-        return StreamingResponse(_lines(parts), media_type=LINES_TYPE)
+        return StreamingResponse(_lines(parts, body.every_s), media_type=LINES_TYPE)
 
 
-async def _lines(parts: AsyncGenerator[GeneratedPart]) -> AsyncIterator[str]:
+async def _lines(parts: AsyncGenerator[GeneratedPart], every_s: float) -> AsyncIterator[str]:
     """Yield parts as lines; a caller that goes away ends them, and the request in the engine."""
+    waiting: list[GeneratedPart] = []
+    due = 0.0
     async with aclosing(parts):
         try:
             async for part in parts:
-                yield part.model_dump_json() + "\n"
+                waiting.append(part)
+                if part.finish_reason is None and time.monotonic() < due:
+                    continue
+                yield GeneratedPart.joined(waiting).model_dump_json() + "\n"
+                waiting, due = [], time.monotonic() + every_s
         except PolicyError as exc:
-            yield GeneratedPart(error=str(exc)).model_dump_json() + "\n"
+            waiting.append(GeneratedPart(error=str(exc)))
+            yield GeneratedPart.joined(waiting).model_dump_json() + "\n"

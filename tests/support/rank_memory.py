@@ -6,8 +6,8 @@ Started with the variables of a launcher. FOLDER holds the models of `Case.model
 resume from. What is counted is memory that no file holds (`Anonymous`; `Private_Dirty` would count
 pages of the model's files until they are written to the disk), less what an engine of a tiny model
 with as many modules takes: libraries, and the objects of Python that DeepSpeed makes of each
-module. The loading of policy, reference and critic is measured on its own as well: what one of them
-takes in passing would hide in what an optimizer takes later.
+module. The loading of policy, reference and critic is measured on its own as well, in the same way:
+what one of them takes in passing would hide in what an optimizer takes later.
 """
 
 from __future__ import annotations
@@ -214,7 +214,9 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
     rank_engine.RankEngine(case.setup(folder, ranks, TINY), device)  # which loads libraries
     tidy()
     empty, peaks = private_bytes(), []
-    tiny = rank_engine.RankEngine(case.setup(folder, ranks, TINY), device)
+    of_tiny: dict[str, list[int]] = {}
+    with measured_loading(of_tiny):
+        tiny = rank_engine.RankEngine(case.setup(folder, ranks, TINY), device)
     tidy()
     before = 2 * private_bytes() - empty
     dist.barrier()
@@ -230,7 +232,8 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
     sizes: Any = [getattr(p, "ds_numel", p.numel()) for p in engine.model.parameters()]
     bound = case.bound(sizes, engine.num_weights(), ranks)
     answer = {"peak": peaks[0] - before, "held": held, "bound": round(bound)}
-    answer |= {"loading": loading, "loading_bound": round(case.loading_bound(sizes, ranks))}
+    took = {name: [peak - max(of_tiny[name]) for peak in peaks] for name, peaks in loading.items()}
+    answer |= {"loading": took, "loading_bound": round(case.loading_bound(sizes, ranks))}
     return answer | {"different": different(engine, case, folder)}
 
 

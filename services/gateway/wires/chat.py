@@ -157,6 +157,7 @@ class ChatRequest(_Body):
             stop=self._stops(),
             n=self.n or 1,
             retries=retries,
+            is_streamed=bool(self.stream),
             constrained=self._constraint(),
         )
 

@@ -32,6 +32,19 @@ async def test_tokens_come_as_they_are_sampled(bench: Bench):
     assert (asked.token_ids, asked.max_tokens, asked.temperature, asked.seed) == ([5, 6], 100, 1, 3)
 
 
+async def test_tokens_come_together_where_they_may_wait(bench: Bench):
+    policy = bench.policy(ANSWER)
+    async with bench.server(policy), httpx.AsyncClient(base_url=bench.url) as client:
+        parts = parts_of((await client.post("/generate", json=body(every_s=10))).text)
+    first, rest = parts  # the first one does not wait, and the end does not
+    length = len(bench.chat.encode(ANSWER)) + 1
+    assert (len(first.token_ids), len(rest.token_ids)) == (1, length - 1)
+    assert (first.finish_reason, rest.finish_reason) == (None, "stop")
+    assert rest.split()[-1].finish_reason == "stop"
+    assert GeneratedPart.joined(rest.split()) == rest
+    assert [one.version_spans[0].start for one in rest.split()] == list(range(1, length))
+
+
 async def test_a_caller_that_goes_away_aborts_its_request(bench: Bench):
     policy = bench.policy(ANSWER)
     policy.answering.clear()  # nothing is sent yet

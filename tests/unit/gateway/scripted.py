@@ -64,6 +64,8 @@ class ScriptedServers:
     moves: int = 0
     gate: asyncio.Event | None = None
     """Holds the sampling back after the first token of each answer."""
+    together: bool = False
+    """An answer comes as one part."""
     _unfinished: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
 
     def choose(self, preferred: str | None = None) -> RolloutServer:
@@ -74,6 +76,14 @@ class ScriptedServers:
     async def stream(
         self, server: RolloutServer, request: GenerateRequest
     ) -> AsyncGenerator[GeneratedPart]:
+        parts = self._stream(request)
+        if self.together:
+            yield GeneratedPart.joined([part async for part in parts])
+            return
+        async for part in parts:
+            yield part
+
+    async def _stream(self, request: GenerateRequest) -> AsyncGenerator[GeneratedPart]:
         self.requests.append(request)
         name = request.request_id.rpartition("/")[0]
         if name not in self._unfinished:

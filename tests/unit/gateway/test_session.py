@@ -245,8 +245,12 @@ async def test_another_gateway_has_the_same_forest(both: ChatFormat, end_id: int
         await client.session.journal.write()
 
 
-async def test_a_stop_text_is_not_shown_and_its_tokens_are_kept(both: ChatFormat, end_id: int):
+@pytest.mark.parametrize("together", [False, True])
+async def test_a_stop_text_is_not_shown_and_its_tokens_are_kept(
+    both: ChatFormat, end_id: int, together: bool
+):
     client = await open_client(both, end_id, "one STOP two", "three")
+    client.servers.together = together
     told = await client.ask(user("who?"), stop=("STOP",))
     assert (told.texts[0], told.reasons[0]) == ("one ", "stop")
     await client.ask(user("who?"), told.message, user("more?"))
