@@ -42,7 +42,7 @@ def main() -> None:
                     json.loads(call["function"]["arguments"]),
                 )
                 found = client.post(f"{url.removesuffix('/v1')}/tools/{name}", json=arguments)
-                text = found.json().get("text") or found.json()["detail"]
+                text = found.json().get("text") or found.json()["error"]["message"]
                 messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})
     raise SystemExit("no answer within five turns")
 

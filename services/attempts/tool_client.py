@@ -116,6 +116,8 @@ class ToolClient:
     the others from being called."""
     token: RunToken | None = None
     """Sent with every request."""
+    own_tokens: Mapping[str, RunToken] = field(default_factory=dict[str, RunToken])
+    """Sent in its place to tools that have another one, by name."""
     _validators: dict[str, jsonschema.protocols.Validator] = field(default_factory=dict, init=False)
     _waiting: dict[tuple[str, str], list[_Sent]] = field(default_factory=dict, init=False)
     """By tool and instance, calls made within one turn of the event loop."""
@@ -125,7 +127,8 @@ class ToolClient:
 
     def __post_init__(self) -> None:
         """Open the connection pool."""
-        self._http = ToolHttp((*self.urls, *self.announced), self.max_requests, self.token)
+        names = (*self.urls, *self.announced)
+        self._http = ToolHttp(names, self.max_requests, self.token, self.own_tokens)
 
     @property
     def specs(self) -> dict[str, ToolSpec]:

@@ -21,7 +21,7 @@ import contextlib
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 
 import aiohttp
@@ -165,10 +165,18 @@ class ToolHttp:
         max_requests: most requests in flight for one tool; further ones wait, so that a slow tool
             cannot keep the others from being called.
         token: sent with every request.
+        own_tokens: sent in its place to tools that have another one, by name.
     """
 
-    def __init__(self, names: Iterable[str], max_requests: int, token: RunToken | None) -> None:
+    def __init__(
+        self,
+        names: Iterable[str],
+        max_requests: int,
+        token: RunToken | None,
+        own_tokens: Mapping[str, RunToken],
+    ) -> None:
         self._slots = {name: asyncio.Semaphore(max_requests) for name in names}
+        self._headers = {name: token_headers(own) for name, own in own_tokens.items()}
         self._http = httpx_aiohttp.HttpxAiohttpClient(
             timeout=None,  # every request runs under its call's own deadline
             limits=httpx.Limits(
@@ -223,7 +231,7 @@ class ToolHttp:
         endpoint.in_flight += weight
         try:
             async with self._slot(name):
-                status, content = await self._exchange(url, body)
+                status, content = await self._exchange(url, body, self._headers.get(name, {}))
         except httpx.DecodingError as exc:
             detail = f"{url}: the answer is not in the encoding that its headers name: {exc}"
             raise RequestError("tool_bad_reply", detail) from exc
@@ -254,11 +262,11 @@ class ToolHttp:
         finally:
             slots.release()
 
-    async def _exchange(self, url: str, body: str) -> tuple[int, bytes]:
+    async def _exchange(self, url: str, body: str, more: dict[str, str]) -> tuple[int, bytes]:
         """Return status and body; no more of the body than the limit is ever held."""
         chunks: list[bytes] = []
         size = 0
-        headers = JSON_HEADERS | trace_headers()
+        headers = JSON_HEADERS | trace_headers() | more
         async with self._http.stream("POST", url, content=body, headers=headers) as response:
             async for chunk in response.aiter_bytes():
                 chunks.append(chunk)
@@ -284,7 +292,7 @@ class ToolHttp:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SPEC_TIMEOUT_S):
                     try:
-                        response = await self._http.get(url)
+                        response = await self._http.get(url, headers=self._headers.get(name))
                         if response.status_code == httpx.codes.OK:
                             return ToolSpec.model_validate_json(response.content)
                         if response.status_code == httpx.codes.UNAUTHORIZED:

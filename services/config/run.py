@@ -49,6 +49,7 @@ from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.runtime.config import ModelConfig, RedisConfig, RunConfig, StrictConfig
 from agent_r1.runtime.files.file_formats import read_text
 from agent_r1.runtime.files.writing import write_atomically
+from agent_r1.runtime.http.token import RunToken, find_token, read_token
 from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.kinds import AnyToolConfig
 from agent_r1.tools.search.config import SearchConfig
@@ -238,7 +239,7 @@ class Config(StrictConfig):
     def served_tools(self) -> dict[str, ToolConfig]:
         """Return what is started as a tool: the tools, and the service that runs agents."""
         served: dict[str, ToolConfig] = dict(self.started_tools())
-        if self.agent is not None:
+        if self.agent is not None and self.agent.url is None:
             listen = self.agent.service.model_dump()
             served[AGENTS] = ToolConfig(
                 type=AGENTS,
@@ -247,6 +248,16 @@ class Config(StrictConfig):
                 **listen,
             )
         return served
+
+    def agents_token(self) -> RunToken | None:
+        """Return the token of the service that runs agents: its own, or the run's.
+
+        Raises:
+            ValueError: what is given is no token.
+        """
+        if self.agent is not None and self.agent.token_file is not None:
+            return read_token(self.agent.token_file, "agent.token_file")
+        return find_token(self.run)
 
     def prompt_order(self) -> PromptOrder:
         """Read the training data, as the learner does.

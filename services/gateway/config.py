@@ -6,6 +6,7 @@ table is `agent.service`), the gateway listens at `agent.gateway`, and agents ca
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -45,6 +46,12 @@ class AgentConfig(AgentSettings):
     """Where it listens for agents; nothing but sessions is served there."""
     service: ListenConfig = ListenConfig()
     """Where the service that runs agents listens."""
+    url: Annotated[str, Field(pattern=r"^https?://")] | None = None
+    """Base URL of that service on a machine that knows neither Redis nor the run token; None: it
+    announces itself, and the local launcher starts one."""
+    token_file: Path | None = None
+    """File with that service's own token, on its machine and on the gateway's; None is the run's
+    token."""
 
     def service_settings(self) -> dict[str, Any]:
         """Return the settings of the tool that runs agents."""

@@ -36,7 +36,7 @@ from agent_r1.runtime.http.serving import (
     serving,
     stop_signals,
 )
-from agent_r1.runtime.http.token import find_token
+from agent_r1.runtime.http.token import find_token, read_token
 from agent_r1.runtime.imports import quick_imports
 from agent_r1.text.chat_format import ChatFormat, reply_roles
 from agent_r1.text.chat_template import load_tokenizer, read_end_tokens
@@ -212,16 +212,19 @@ async def _serve_samples(settings: GatewaySettings, chat: ChatFormat) -> None:
 
 def _tool_client(settings: GatewaySettings, broker: Broker, server_id: str) -> ToolClient:
     """Return the client of the tools, and of the service that runs agents."""
-    run, named = settings.run, settings.tools
+    run, agent = settings.run, settings.agent
+    named = {**settings.tools, AGENTS: agent.url}
+    own = agent.token_file
     return ToolClient(
         {name: url for name, url in named.items() if url is not None},
         directory=ToolDirectory(server_id=server_id, follow_schemas=True),
         registry=ToolRegistry(broker, run.tool_pool or run.id),
-        announced=[AGENTS, *(name for name, url in named.items() if url is None)],
+        announced=[name for name, url in named.items() if url is None],
         timeout_s=settings.tool_timeout_s,
         retries=RETRIES,
-        max_requests=settings.agent.max_concurrent,
+        max_requests=agent.max_concurrent,
         token=find_token(run),
+        own_tokens={} if own is None else {AGENTS: read_token(own, "agent.token_file")},
     )
 
 

@@ -47,6 +47,11 @@ CHANGED_TEXTS = Metric(
     "counter",
     "Messages shown as first seen, because only volatile text had changed (`agent.volatile`).",
 )
+MALFORMED = Metric(
+    "agent_r1_gateway_malformed_calls_total",
+    "counter",
+    "Tool calls of the policy that cannot be read, which agents are shown as text.",
+)
 TRAINED = "trained"
 
 
@@ -62,6 +67,7 @@ class GatewayMetrics:
         self._requests = page.counter(REQUESTS)
         self._tokens = page.counter(TOKENS)
         self._texts = page.counter(CHANGED_TEXTS)
+        self._malformed = page.counter(MALFORMED)
         page.read(SESSIONS, in_flight)
         page.read(CAPACITY, lambda: max_concurrent)
         page.read(MOVES, lambda: servers.moves)
@@ -75,6 +81,8 @@ class GatewayMetrics:
         self._requests.inc(session.requests)
         self._texts.inc(session.forest.changed_texts)
         self._tokens.labels(TRAINED).inc(int(np.sum(trajectory.trained_mask())))
+        calls = (call for turn in trajectory.turns for call in turn.calls)
+        self._malformed.inc(sum(call.status == "malformed" for call in calls))
         bounds = trajectory.lineage_bounds()
         for lineage, (start, end) in zip(trajectory.lineages, bounds, strict=False):
             if lineage.excluded:

@@ -77,8 +77,6 @@ class Speaker:
         self._searched = 0
         """Up to where the end of the call at `_at` has been looked for."""
         self._told = Speech()
-        self.malformed = 0
-        """Calls that cannot be read, once the turn has ended."""
 
     def feed(self, text: str) -> Speech:
         """Append text, and return what can be told of the turn now; it may be empty."""
@@ -89,8 +87,7 @@ class Speaker:
 
     def finish(self) -> Speech:
         """Return the rest of what the turn says."""
-        whole, self.malformed = _read(self._text, self._opening, self._reader)
-        return self._tell(whole)
+        return self._tell(_read(self._text, self._opening, self._reader))
 
     def _tell(self, speech: Speech) -> Speech:
         told, self._told = self._told, speech
@@ -152,7 +149,7 @@ def said_message(
         reader: of the turns of this model.
         call_ids: give the id of a call by its place among those that can be read.
     """
-    speech, _ = _read(text, opening, replace(reader, opens_in_thought=bool(opening)))
+    speech = _read(text, opening, replace(reader, opens_in_thought=bool(opening)))
     calls = [
         MessageCall(name=call.name, arguments=call.arguments, id=call_ids(i))
         for i, call in enumerate(speech.calls)
@@ -160,10 +157,10 @@ def said_message(
     return ChatMessage(role="assistant", content=speech.content, tool_calls=calls)
 
 
-def _read(text: str, opening: str, reader: TurnReader) -> tuple[Speech, int]:
-    """Return what a whole turn says, and how many of its calls cannot be read."""
+def _read(text: str, opening: str, reader: TurnReader) -> Speech:
+    """Return what a whole turn says; a call that cannot be read is text."""
     parts = _Parts(opening, reader.tool_format.separator)
-    malformed = at = 0
+    at = 0
     for block in reader.blocks(text):
         if block.kind == "thought":
             parts.add("content", text[at : block.start])
@@ -173,9 +170,7 @@ def _read(text: str, opening: str, reader: TurnReader) -> tuple[Speech, int]:
             at = block.end
         start = block.start
         for call in block.calls:
-            if call.error:
-                malformed += 1
-            else:
+            if not call.error:
                 parts.add("content", text[at:start])
                 parts.end("content")
                 parts.calls.append(call)
@@ -184,7 +179,7 @@ def _read(text: str, opening: str, reader: TurnReader) -> tuple[Speech, int]:
         if block.calls and not block.calls[-1].error:
             at = block.end  # what a format has behind its last call is said to nobody
     parts.add("content", text[at:])
-    return parts.speech(whole=True), malformed
+    return parts.speech(whole=True)
 
 
 class _Parts:

@@ -78,6 +78,11 @@ class AgentSettings(StrictConfig):
         return self
 
     @property
+    def label(self) -> str:
+        """Return the class, or the program with its arguments."""
+        return self.type or " ".join(self.command or ())
+
+    @property
     def files(self) -> list[str]:
         """Return the files that come back with an attempt's end."""
         return [*self.artefacts, *([self.answer_file] if self.answer_file else [])]

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from agent_r1.runtime.announcements import withdraw_announcement
 from agent_r1.runtime.config import RedisConfig, RunConfig
 from agent_r1.runtime.http.serving import serve_app
-from agent_r1.runtime.http.token import find_token
+from agent_r1.runtime.http.token import RunToken
 from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.loading import load_tool
@@ -25,6 +25,7 @@ from agent_r1.tools.mcp.route import mcp_router
 from agent_r1.tools.registration import Announcer
 from agent_r1.tools.search.retrieve import add_retrieve
 from agent_r1.tools.search.tool import SearchTool
+from agent_r1_proto.agents import AGENTS
 from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.registry import ToolRegistry
 
@@ -37,13 +38,15 @@ def serve(
     run: RunConfig,
     redis: RedisConfig,
     tool: ToolConfig,
+    token: RunToken | None,
     announce_dir: Path | None,
     say: Callable[[str], None] = logger.info,
 ) -> None:
     """Serve the tool `[tools.<name>]` until SIGTERM or SIGINT.
 
-    With `redis.url` the instance announces itself in the tool pool; without, callers must know
-    its URL. `say` is called with one line about that once the tool answers.
+    Every request must have `token`; None lets all in. With `redis.url` the instance announces
+    itself in the tool pool; without, callers must know its URL. `say` is called with one line about
+    that once the tool answers.
 
     Raises:
         ValueError: the table, the corpus or the user's class is wrong; the text says what to do.
@@ -53,7 +56,7 @@ def serve(
             f"tools.{name}.url ({tool.url!r}) names a service that already runs; remove url to "
             "serve the tool here"
         )
-    asyncio.run(_serve(name, run, redis, tool, announce_dir, say))
+    asyncio.run(_serve(name, run, redis, tool, token, announce_dir, say))
 
 
 async def _serve(
@@ -61,6 +64,7 @@ async def _serve(
     run: RunConfig,
     redis: RedisConfig,
     config: ToolConfig,
+    token: RunToken | None,
     announce_dir: Path | None,
     say: Callable[[str], None],
 ) -> None:
@@ -79,15 +83,16 @@ async def _serve(
         run.id,
     )
     spec = service.spec
+    key = "agent.url" if name == AGENTS else f"tools.{name}.url"
     serve_it = partial(
-        serve_app, app, name=name, listen=config, token=find_token(run), announce_dir=announce_dir
+        serve_app, app, name=name, listen=config, token=token, announce_dir=announce_dir
     )
     if redis.url is None:
         await serve_it(
             before_stop=lambda: service.drain(config.drain_timeout_s),
             on_up=lambda url: say(
                 f"tool {spec.name} {spec.version} serves at {url}, but is not announced: redis.url "
-                f"is not set, so callers need its address (tools.{spec.name}.url)"
+                f"is not set, so callers need its address ({key})"
             ),
         )
         return

@@ -6,6 +6,7 @@ import asyncio
 import os
 import secrets
 import signal
+import sys
 import textwrap
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -15,12 +16,14 @@ from typing import Any
 import httpx
 import pytest
 
+from agent_r1.attempts.tool_client import ToolClient
+from agent_r1.runtime.http.token import RunToken
 from agent_r1.sandbox.processes import find_tree
 from agent_r1.tools.agents.tool import AgentTool
 from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.base import CallContext, ToolUnavailableError
 from agent_r1.tools.config import ToolConfig
-from agent_r1_proto.agents import MAX_OUTPUT_CHARS, AgentEnd
+from agent_r1_proto.agents import AGENTS, MAX_OUTPUT_CHARS, AgentEnd
 from tests.support.fakes import LeavingClient
 from tests.support.model_gateway import KEY, ModelGateway
 
@@ -584,3 +587,48 @@ async def test_in_a_container_agents_end_with_their_attempts_too(form: str, clas
         end = await run(tool, attempt(prompt=f"{code}\n{HOSTILE['daemon'][0]}", timeout_s=5.0))
         assert (end.exit, end.output) == ("ok", "['home', 'task.json', 'work'] False")
         assert os.listdir(folder) == ["sandbox"]
+
+
+async def test_a_machine_with_a_token_of_its_own_serves_agents_and_knows_nothing_of_a_run(
+    tmp_path: Path,
+):
+    run_token, own_token = secrets.token_hex(16), secrets.token_hex(16)
+    (tmp_path / "own.token").write_text(own_token)
+    (tmp_path / "agent.toml").write_text(f"""
+[model]
+path = "none"
+[agent]
+command = ["true"]
+token_file = "{tmp_path / "own.token"}"
+service = {{host = "0.0.0.0", advertise_host = "127.0.0.1"}}
+""")
+    environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    serving = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "agent_r1.cli.main", "serve", "agents", "agent.toml"),
+        cwd=tmp_path,
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert serving.stdout is not None
+        line = (await asyncio.wait_for(serving.stdout.readline(), 60)).decode()
+        assert "(agent.url)" in line
+        url = line.partition(" serves at ")[2].partition(",")[0]
+        for own in ({}, {AGENTS: RunToken(own_token)}):
+            client = ToolClient({AGENTS: url}, token=RunToken(run_token), own_tokens=own)
+            try:
+                if not own:
+                    with pytest.raises(ValueError, match="refuses this run"):
+                        await client.start(30)
+                    continue
+                await client.start(30)
+                await client.open_session(AGENTS, "one", None)
+                call = await client.call(
+                    AGENTS, {}, rollout_id="one", turn=0, tool_context=attempt(), timeout_s=30
+                )
+                assert AgentEnd.model_validate(call.result.data).exit == "ok"
+            finally:
+                await client.stop()
+    finally:
+        serving.terminate()
+        await asyncio.wait_for(serving.wait(), 30)

@@ -220,7 +220,7 @@ def describe_agent(config: Config) -> dict[str, Any]:
             "max_tool_response_tokens": env.max_tool_response_tokens,
         },
         "answer_pattern": env.answer_pattern,
-        "environment": env.type,
+        "environment": env.type if config.agent is None else config.agent.label,
         "dtype": config.model.dtype,
     }
 

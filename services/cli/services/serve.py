@@ -182,16 +182,20 @@ def _serve_reward(config: Config, arguments: argparse.Namespace) -> int:
 
 def _serve_tool(config: Config, arguments: argparse.Namespace) -> int:
     with quick_imports():
+        from agent_r1.runtime.http.serving import bind
+        from agent_r1.runtime.http.token import find_token
         from agent_r1.tools import main as tools
 
     name = _tool_name(config, arguments.service, arguments.name)
     tool = config.served_tools()[name]
-    _check_listen(config, tool, "agent.service" if name == AGENTS else f"tools.{name}")
+    token = config.agents_token() if name == AGENTS else find_token(config.run)
+    bind("agent.service" if name == AGENTS else f"tools.{name}", tool, token).close()
     tools.serve(
         name=name,
         run=config.run,
         redis=config.redis,
         tool=tool,
+        token=token,
         announce_dir=arguments.announce_dir,
         # By the launcher it is logged; a person who started it sees it.
         say=partial(print, flush=True) if arguments.announce_dir is None else logger.info,

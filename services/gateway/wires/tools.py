@@ -2,6 +2,7 @@
 
 `GET /sessions/{id}/tools` lists them as chat templates and OpenAI's API take them; `POST
 /sessions/{id}/tools/{name}` takes a JSON object of arguments and answers `{"status", "text"}`.
+Errors have the form of Chat Completions.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from agent_r1.gateway.wire import WireError
+from agent_r1.gateway.wires.chat import error_response
 from agent_r1_proto.tools import ToolResult, ToolSpec
 
 _ARGUMENTS: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
-_STATUS = {"no_session": 401, "invalid_request": 400, "ended": 410}
 S = TypeVar("S")
 
 
@@ -53,7 +54,7 @@ def add_tools(app: FastAPI, sessions: ToolSessions[S]) -> None:
         try:
             offered = sessions.offered(session_of(request, session_id))
         except WireError as exc:
-            return _refusal(exc)
+            return error_response(exc)
         return JSONResponse([spec.as_function() for spec in offered.values()])
 
     @app.post("/sessions/{session_id}/tools/{name}")
@@ -64,11 +65,7 @@ def add_tools(app: FastAPI, sessions: ToolSessions[S]) -> None:
             result = await sessions.call_tool(session, name, arguments)
         except ValidationError as exc:
             problem = f"the body is no JSON object of arguments: {exc.errors()[0]['msg']}"
-            return _refusal(WireError("invalid_request", problem))
+            return error_response(WireError("invalid_request", problem))
         except WireError as exc:
-            return _refusal(exc)
+            return error_response(exc)
         return JSONResponse({"status": result.status, "text": result.text()})
-
-
-def _refusal(exc: WireError) -> Response:
-    return JSONResponse({"detail": str(exc)}, _STATUS.get(exc.kind, 503))

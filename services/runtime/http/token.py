@@ -49,14 +49,22 @@ def find_token(run: RunConfig, environ: Mapping[str, str] = os.environ) -> RunTo
     Raises:
         ValueError: the file cannot be read, or what is given is no token.
     """
-    text = environ.get(TOKEN_VARIABLE)
-    where = f"the variable {TOKEN_VARIABLE}"
-    if text is None and run.token_file is not None:
-        where = f"run.token_file ({run.token_file})"
-        remedy = f"write one token of {TOKEN_RULE} to it"
-        text = read_secret(run.token_file, "run.token_file", remedy)
-    if text is None:
-        return None
+    if (text := environ.get(TOKEN_VARIABLE)) is not None:
+        return _check(text, f"the variable {TOKEN_VARIABLE}")
+    return None if run.token_file is None else read_token(run.token_file, "run.token_file")
+
+
+def read_token(file: Path, key: str) -> RunToken:
+    """Return the token in a file that a key names.
+
+    Raises:
+        ValueError: the file cannot be read, or holds no token.
+    """
+    text = read_secret(file, key, f"write one token of {TOKEN_RULE} to it")
+    return _check(text, f"{key} ({file})")
+
+
+def _check(text: str, where: str) -> RunToken:
     text = text.strip()
     if _TOKEN.fullmatch(text) is None:
         raise ValueError(

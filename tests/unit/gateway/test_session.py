@@ -8,6 +8,7 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 
+from agent_r1.gateway.metrics import GatewayMetrics
 from agent_r1.gateway.session import SessionRules
 from agent_r1.gateway.wire import Asked, Said, WireError
 from agent_r1.text.chat_format import ChatFormat
@@ -340,3 +341,15 @@ async def test_the_agents_answer_and_what_it_left_are_with_the_last_turn(
     last = [turn for turn in trajectory.turns if turn.text == "two"]
     assert [(turn.answer, turn.data) for turn in last] == [("42", {"exit": "ok"})]
     assert [turn.data for turn in trajectory.turns if turn.text != "two"] == [None, None]
+
+
+async def test_calls_that_cannot_be_read_are_counted(both: ChatFormat, end_id: int):
+    bad = "<tool_call>{search}</tool_call>"
+    client = await open_client(both, end_id, bad + SEARCH, "Ada")
+    told = await client.ask(user("who?"), tools=(TOOL,))
+    await client.ask(user("who?"), told.message, result(told.message, "Ada."), tools=(TOOL,))
+    metrics = GatewayMetrics(client.servers, in_flight=lambda: 0, max_concurrent=1)  # type: ignore[arg-type]
+    metrics.note_end(client.session, client.trajectory())
+    text = metrics.page.text().decode()
+    assert "agent_r1_gateway_malformed_calls_total 1.0" in text
+    assert 'agent_r1_gateway_attempts_total{status="COMPLETED"} 1.0' in text

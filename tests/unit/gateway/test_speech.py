@@ -159,7 +159,7 @@ def test_a_call_is_told_once_it_is_complete():
     ]
 
 
-def test_a_call_that_cannot_be_read_is_text_at_the_end_and_counted():
+def test_a_call_that_cannot_be_read_is_text_at_the_end():
     speaker = Speaker("", TurnReader(FORMATS["hermes"]))
     bad = "<tool_call>{search}</tool_call>"
     assert [speaker.feed(f"Look. {bad}"), speaker.feed(SEARCH)] == [
@@ -168,7 +168,6 @@ def test_a_call_that_cannot_be_read_is_text_at_the_end_and_counted():
     ]
     rest = speaker.finish()
     assert (rest.content, [call.name for call in rest.calls]) == (f" {bad}", ["search"])
-    assert speaker.malformed == 1
 
 
 def test_a_call_in_a_thought_is_told_only_where_the_thought_never_ends():
