@@ -66,6 +66,9 @@ class AgentAttempts:
     """Base URL that agents call."""
     on_end: Callable[[AgentSession, Trajectory], None] = lambda session, trajectory: None
     """Called at the end of each attempt."""
+    is_stopping: bool = False
+    """Attempts that are cancelled from now on are given back: their agents run on, for the gateway
+    that takes them."""
     _open: dict[str, AgentSession] = field(default_factory=dict[str, AgentSession], init=False)
     _journals: dict[str, Journal] = field(default_factory=dict[str, Journal], init=False)
     _ended: Counter[str] = field(default_factory=Counter[str], init=False)
@@ -160,7 +163,7 @@ class AgentAttempts:
         finally:
             session.close()
             del self._open[session_id]
-            if not journal.is_taken:
+            if not journal.is_taken and (session.over is not None or not self.is_stopping):
                 ending = (self.tools.close_session(n, session_id) for n in (AGENTS, *session.tools))
                 await asyncio.shield(asyncio.gather(*ending))
         trajectory = self._trajectory(session, session.over)

@@ -207,7 +207,7 @@ async def _serve_samples(settings: GatewaySettings, chat: ChatFormat) -> None:
         if settings.announce_dir is not None:
             write_announcement(settings.announce_dir, NAME, url)
         logger.info("gateway is up url=%s wire=%s run_id=%s", url, wire_url, run.id)
-        await _work(worker, http, agents_http)
+        await _work(worker, attempts, http, agents_http)
 
 
 def _tool_client(settings: GatewaySettings, broker: Broker, server_id: str) -> ToolClient:
@@ -238,7 +238,7 @@ async def _connect(settings: GatewaySettings) -> Broker:
     )
 
 
-async def _work(worker: SampleWorker, *others: asyncio.Task[None]) -> None:
+async def _work(worker: SampleWorker, attempts: AgentAttempts, *others: asyncio.Task[None]) -> None:
     """Work until cancelled, or until one of the parts ends by itself, which is an error."""
     working = asyncio.create_task(worker.run())
     dropping = asyncio.create_task(_drop_earlier(worker))
@@ -251,6 +251,7 @@ async def _work(worker: SampleWorker, *others: asyncio.Task[None]) -> None:
         raise RuntimeError("a part of the gateway ended; the lines above say why")
     finally:
         dropping.cancel()
+        attempts.is_stopping = True
         worker.stop()
         await asyncio.wait([working], timeout=WORKER_STOP_TIMEOUT_S)
         working.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import sys
 from collections.abc import AsyncIterator
@@ -18,6 +19,7 @@ from agent_r1_proto.tasks import Decoding, Task
 from tests.support.agent_scene import agent_scene
 from tests.support.builders import rollout_task
 from tests.support.fakes import FakePolicy, FakeToolServer, build_tokenizer, call_text
+from tests.support.learner_fakes import eventually
 
 pytestmark = [pytest.mark.redis, pytest.mark.slow]
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "any_agent"
@@ -140,3 +142,23 @@ async def test_a_search_among_branches_is_refused(chat: ChatFormat, broker: Brok
         task = rollout_task(run_id, purpose="eval", decoding=decoding)
         trajectory = await attempts.run(task)
     assert trajectory.reason.startswith("decoding_refused: majority")
+
+
+async def test_an_agent_outlives_a_gateway_that_is_stopped(
+    chat: ChatFormat, broker: Broker, run_id: str
+):
+    """Its attempt is given back, and the gateway that takes it goes on with the same agent."""
+    patient = (EXAMPLE.parents[1] / "tests" / "support" / "patient_agent.py").read_text()
+    config = AgentConfig(command=[sys.executable, "-c", patient], timeout_s=60.0)
+    policy = searching(chat)
+    policy.answering.clear()
+    rollout = rollout_task(run_id)
+    async with agent_scene(broker, chat, policy, config, rules=RULES) as attempts:
+        first = asyncio.create_task(attempts.run(rollout))
+        await eventually(lambda: bool(policy.streams), first)
+        attempts.is_stopping = True
+        first.cancel()
+        await asyncio.wait([first])
+        policy.answering.set()
+        trajectory = await attempts.run(rollout)
+    assert (trajectory.status, trajectory.reason) == ("COMPLETED", "answer")
