@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from contextlib import aclosing
 
 import numpy as np
@@ -11,6 +12,8 @@ import pytest
 from agent_r1.gateway.metrics import GatewayMetrics
 from agent_r1.gateway.session import SessionRules
 from agent_r1.gateway.wire import Asked, Said, WireError
+from agent_r1.reward.config import RewardConfig
+from agent_r1.reward.scorer import Scorer
 from agent_r1.text.chat_format import ChatFormat
 from agent_r1_proto.messages import encode_entry
 from agent_r1_proto.parts import TextPart
@@ -56,23 +59,50 @@ def captured(client: Client, trajectory: Trajectory) -> None:
                 assert written
 
 
-async def test_a_session_equals_the_agent_loop_bit_by_bit(both: ChatFormat, end_id: int):
-    rollout = rollout_task()
+def scripted_turns(seed: int) -> list[str]:
+    """Searches, and then an answer: right, wrong, without its tags, or with more around it."""
+    chance = random.Random(seed)
+    searches = [
+        f"<think>step {i}</think>" * chance.randint(0, 1) + call_text(query=f"{chance.random()}")
+        for i in range(chance.randint(0, 4))
+    ]
+    ends = [ANSWER, "<answer>Bob</answer>", "Ada", "<think>so</think>It is <answer>ada</answer>!"]
+    return [*searches, chance.choice(ends)]
+
+
+async def test_fifty_sessions_equal_the_agent_loop_bit_by_bit_and_so_do_their_rewards(
+    both: ChatFormat, end_id: int
+):
     answer = ToolResult(parts=[TextPart(text="Ada is a person.")])
-    turns = [SEARCH, SEARCH, ANSWER]
-    async with (
-        FakeToolServer(answer=lambda call: answer) as server,
-        agent_loop(both, end_id, turns, server) as built,
-    ):
-        native = await built.loop.run(rollout)
-    client = await open_client(both, end_id, *turns, rollout=rollout)
-    history = [user("who?")]
-    for _ in turns:
-        told = await client.ask(*history, tools=(TOOL,))
-        history.append(told.message)
-        if told.message.tool_calls:
-            history.append(result(told.message, "Ada is a person."))
-    mine = client.trajectory()
+    components = {"exact_match": 1.0, "f1": 0.2, "format": 0.3, "tool_efficiency": 0.07}
+    scorer = Scorer(RewardConfig(components=components))
+    found: set[float] = set()
+    async with FakeToolServer(answer=lambda call: answer) as server:
+        for seed in range(50):
+            rollout = rollout_task(group_id=seed)
+            turns = scripted_turns(seed)
+            async with agent_loop(both, end_id, turns, server) as built:
+                native = await built.loop.run(rollout)
+            client = await open_client(both, end_id, *turns, rollout=rollout)
+            history = [user("who?")]
+            for _ in turns:
+                told = await client.ask(*history, tools=(TOOL,))
+                history.append(told.message)
+                if told.message.tool_calls:
+                    history.append(result(told.message, "Ada is a person."))
+            mine = client.trajectory()
+            assert_equal(mine, native)
+            assert [one.seed for one in client.servers.requests] == [
+                one.seed for one in built.policy.requests
+            ]
+            reward = await scorer.score_trajectory(mine)
+            assert reward == await scorer.score_trajectory(native)
+            found.add(reward.total)
+    assert len(found) >= 5
+
+
+def assert_equal(mine: Trajectory, native: Trajectory) -> None:
+    """A session's trajectory says what the agent loop's says, to the last bit."""
     for name in ("token_ids", "action_mask", "rollout_logprobs"):
         np.testing.assert_array_equal(getattr(mine, name), getattr(native, name))
     assert mine.version_spans
@@ -83,8 +113,6 @@ async def test_a_session_equals_the_agent_loop_bit_by_bit(both: ChatFormat, end_
         assert [(c.end_token_index, c.tool, c.arguments, c.text()) for c in one.calls] == [
             (c.end_token_index, c.tool, c.arguments, c.text()) for c in other.calls
         ]
-    seeds = [request.seed for request in client.servers.requests]
-    assert seeds == [request.seed for request in built.policy.requests]
 
 
 async def test_history_that_a_client_rewords_is_still_the_policys_own(
