@@ -14,7 +14,6 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from agent_r1.gateway.wire import WireError
-from agent_r1.gateway.wires.chat import error_response
 from agent_r1_proto.tools import ToolResult, ToolSpec
 
 _ARGUMENTS: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
@@ -42,7 +41,7 @@ class ToolSessions(Protocol[S]):
 
 
 def add_tools(app: FastAPI, sessions: ToolSessions[S]) -> None:
-    """Add the routes to an application."""
+    """Add the routes to an application that answers a `WireError`, as chat.py lets it."""
 
     def session_of(request: Request, session_id: str) -> S:
         return sessions.find(
@@ -51,21 +50,16 @@ def add_tools(app: FastAPI, sessions: ToolSessions[S]) -> None:
 
     @app.get("/sessions/{session_id}/tools")
     async def listing(session_id: str, request: Request) -> Response:
-        try:
-            offered = sessions.offered(session_of(request, session_id))
-        except WireError as exc:
-            return error_response(exc)
+        offered = sessions.offered(session_of(request, session_id))
         return JSONResponse([spec.as_function() for spec in offered.values()])
 
     @app.post("/sessions/{session_id}/tools/{name}")
     async def call(session_id: str, name: str, request: Request) -> Response:
+        session = session_of(request, session_id)
         try:
-            session = session_of(request, session_id)
             arguments = _ARGUMENTS.validate_json(await request.body())
-            result = await sessions.call_tool(session, name, arguments)
         except ValidationError as exc:
             problem = f"the body is no JSON object of arguments: {exc.errors()[0]['msg']}"
-            return error_response(WireError("invalid_request", problem))
-        except WireError as exc:
-            return error_response(exc)
+            raise WireError("invalid_request", problem) from exc
+        result = await sessions.call_tool(session, name, arguments)
         return JSONResponse({"status": result.status, "text": result.text()})

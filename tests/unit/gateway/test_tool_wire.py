@@ -1,0 +1,74 @@
+"""Tools of the run on the wire: what is listed, what is answered, how it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from agent_r1.gateway.wire import WireError
+from agent_r1.gateway.wires.chat import add_chat
+from agent_r1.gateway.wires.tools import add_tools
+from agent_r1_proto.parts import TextPart
+from agent_r1_proto.tools import ToolResult, ToolSpec
+
+KEY = "key-of-the-session"
+SEARCH = ToolSpec(name="search", version="1", description="Looks up.", parameters={})
+
+
+class Sessions:
+    """One session, whose tool repeats what it is asked."""
+
+    def find(self, session_id: str, key: str) -> Any:
+        if (session_id, key) != ("one", KEY):
+            raise WireError("no_session", "no session has this id and this key; use those given")
+        return "session"
+
+    def offered(self, session: str) -> dict[str, ToolSpec]:
+        return {"search": SEARCH}
+
+    async def call_tool(self, session: str, name: str, arguments: dict[str, Any]) -> ToolResult:
+        if name != "search":
+            raise WireError("invalid_request", f"there is no tool {name!r}; offered: search")
+        return ToolResult(parts=[TextPart(text=str(arguments))])
+
+
+@pytest.fixture
+async def client():
+    app = FastAPI(openapi_url=None)
+    sessions: Any = Sessions()
+    add_chat(app, sessions)
+    add_tools(app, sessions)
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app),
+        base_url="http://gateway/sessions/one",
+        headers={"authorization": f"Bearer {KEY}"},
+    ) as opened:
+        yield opened
+
+
+async def test_tools_are_listed_and_answer(client: httpx.AsyncClient):
+    (listed,) = (await client.get("/tools")).json()
+    assert (listed["type"], listed["function"]["name"]) == ("function", "search")
+    answer = await client.post("/tools/search", json={"query": "Ada"})
+    assert answer.json() == {"status": "ok", "text": "{'query': 'Ada'}"}
+
+
+@pytest.mark.parametrize(
+    ("request_of", "status", "text"),
+    [
+        ({"url": "/tools/shout", "json": {}}, 400, "offered: search"),
+        ({"url": "/tools/search", "content": b"[1"}, 400, "no JSON object of arguments"),
+        ({"url": "/tools/search", "content": b"[1]"}, 400, "no JSON object of arguments"),
+        ({"url": "/tools/search", "json": {}, "headers": {"authorization": ""}}, 401, "this key"),
+        ({"url": "/nothing", "json": {}}, 404, "Not Found"),
+    ],
+)
+async def test_errors_have_the_form_of_the_wire(
+    client: httpx.AsyncClient, request_of: dict[str, Any], status: int, text: str
+):
+    answer = await client.post(**request_of)
+    assert answer.status_code == status
+    assert text in answer.json()["error"]["message"]
