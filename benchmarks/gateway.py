@@ -15,6 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
+import re
 import statistics
 import sys
 import tempfile
@@ -50,6 +53,7 @@ MAX_TOKENS = 32
 WORD = " grandfather"
 """One token of the tiny tokenizer: a long text has few tokens, so that its bytes weigh most."""
 MAX_CONTEXT = 8192
+NORMS = {"rms_norm": ["agent_r1_cpu"], "fused_add_rms_norm": ["agent_r1_cpu"]}
 ENGINE = {
     "max-model-len": MAX_CONTEXT,
     "max-num-batched-tokens": MAX_CONTEXT,
@@ -57,10 +61,22 @@ ENGINE = {
     "kv-cache-memory-bytes": 1 << 30,
     "block-size": 32,
     "dtype": "float32",
+    "ir-op-priority": json.dumps(NORMS),
     "worker-cls": "agent_r1.rollout.vllm.cpu.worker.FastCPUWorker",
     "distributed-executor-backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor",
 }
-"""As the rollout server has it on CPUs (rollout/vllm/engine_process.py)."""
+"""As the rollout server has it on CPUs (rollout/vllm/engine_process.py), and the variables."""
+ENVIRONMENT = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TORCHDYNAMO_DISABLE": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+COMPUTED = re.compile(r'agent_r1_rollout_engine_tokens_total\{kind="prompt"\} (\S+)')
+"""Tokens of prompts that the engine has computed, on the rollout server's page of metrics."""
 CONFIG = f"""
 run = {{{{id = "bench", log_level = "WARNING"}}}}
 model = {{{{path = "{{model}}", max_context = {MAX_CONTEXT}}}}}
@@ -110,7 +126,7 @@ class Model:
 
 async def converse(client: aiohttp.ClientSession, model: Model, text: str, number: int) -> Answered:
     """Ask as an agent does, each time with all that was said before."""
-    found = Answered()
+    found, is_vllm = Answered(), model.key == "none"
     messages = [{"role": "system", "content": text}, {"role": "user", "content": f"{number}"}]
     for turn in range(TURNS):
         body = {
@@ -133,7 +149,9 @@ async def converse(client: aiohttp.ClientSession, model: Model, text: str, numbe
         usage = said["usage"]
         found.sampled += usage["completion_tokens"]
         found.prompt += usage["prompt_tokens"]
-        found.cached += (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        if is_vllm:  # a session says what it has sent before; what was found, its engine knows
+            details = usage.get("prompt_tokens_details") or {}
+            found.cached += details.get("cached_tokens") or 0
         content = said["choices"][0]["message"]["content"] or ""
         messages += [{"role": "assistant", "content": content}, {"role": "user", "content": "on"}]
     return found
@@ -192,7 +210,7 @@ def api_server(model: Path, log: Any) -> Iterator[Model]:
     words += ["--host=127.0.0.1", "--enforce-eager", "--no-enable-chunked-prefill"]
     words += ["--enable-prompt-tokens-details", "--generation-config=vllm"]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words]
-    with process(*command, stdout=log, stderr=log) as server:
+    with process(*command, stdout=log, stderr=log, env=os.environ | ENVIRONMENT) as server:
         url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + START_TIMEOUT_S
         while True:
             with contextlib.suppress(httpx.TransportError):
@@ -204,7 +222,13 @@ def api_server(model: Path, log: Any) -> Iterator[Model]:
         yield Model(f"{url}/v1", "none", "policy")
 
 
-async def measure(other: Model, redis_url: str, options: Any) -> list[Row]:
+def _computed(rollout_url: str) -> int:
+    found = COMPUTED.search(httpx.get(f"{rollout_url}/metrics").text)
+    assert found is not None
+    return int(float(found[1]))
+
+
+async def measure(other: Model, rollout_url: str, redis_url: str, options: Any) -> list[Row]:
     """Measure both sides by turns, in pairs of equal requests."""
     rows: list[Row] = []
     started = 0
@@ -218,8 +242,11 @@ async def measure(other: Model, redis_url: str, options: Any) -> list[Row]:
                     numbers = range(started, started := started + count)
                     for side in ("ours", "other") if number % 2 else ("other", "ours"):
                         if side == "ours":
+                            computed = _computed(rollout_url)
                             async with sessions(broker, numbers) as models:
                                 rate, found = await ask(models, text, numbers)
+                            read = sum(one.prompt for one in found)
+                            found[0].cached += read - (_computed(rollout_url) - computed)
                         else:
                             rate, found = await ask([other] * count, text, numbers)
                         if number:  # the first warms up
@@ -245,7 +272,7 @@ def _details(answers: dict[str, list[Answered]], count: int) -> Row:
 
 
 async def serve_and_measure(
-    other: Model, redis_url: str, config: Path, log: Any, options: Any
+    other: Model, rollout_url: str, redis_url: str, config: Path, log: Any, options: Any
 ) -> list[Row]:
     """Start the gateway beside the service that opens its sessions."""
     folder = config.parent
@@ -255,6 +282,7 @@ async def serve_and_measure(
             RunConfig(id="bench"),
             RedisConfig(url=redis_url),
             ToolConfig(type="__main__:Door"),
+            None,
             None,
             print,
         )
@@ -267,7 +295,7 @@ async def serve_and_measure(
         command = [AGENT_R1, "serve", "gateway", config, "--announce-dir", folder]
         with process(*command, stdout=log, stderr=log) as gateway:
             await asyncio.to_thread(announced_url, folder, "gateway", gateway)
-            measuring = asyncio.create_task(measure(other, redis_url, options))
+            measuring = asyncio.create_task(measure(other, rollout_url, redis_url, options))
             await asyncio.wait([measuring, door], return_when=asyncio.FIRST_COMPLETED)
             if not measuring.done():
                 sys.exit("interrupted")
@@ -290,9 +318,9 @@ def main() -> None:
         config.write_text(CONFIG.format(model=model, redis=redis_url), encoding="utf-8")
         command = [AGENT_R1, "serve", "rollout", config, "--announce-dir", folder]
         rollout = stack.enter_context(process(*command, stdout=log, stderr=log))
-        announced_url(folder, "rollout", rollout)
+        rollout_url = announced_url(folder, "rollout", rollout)
         other = stack.enter_context(api_server(model, log))
-        rows = asyncio.run(serve_and_measure(other, redis_url, config, log, options))
+        rows = asyncio.run(serve_and_measure(other, rollout_url, redis_url, config, log, options))
     write_report("gateway", rows)
 
 
