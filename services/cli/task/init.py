@@ -119,7 +119,6 @@ id = "agent"
 [agent]
 command = {command}
 answer = "output"            # what it prints
-timeout_s = 60
 max_session_tokens = 3072
 """,
         encoding="utf-8",
