@@ -1,15 +1,19 @@
-"""The learner on forests: the shared layout against separate rows.
+"""The learner on agents' sessions: prefixes computed once, against separate rows.
 
-    make bench CASE=forests ARGS="--kinds tree rewritten sub_agents --model 10m --group 1 --rounds 3"
+    make bench CASE=forests ARGS="--kinds tree rewritten sub_agents --losses gspo --rounds 3"
 
-Trains policy and critic on sessions of agents (tests/support/forests.py), with PPO's loss, which is
-about tokens, or GSPO's, which is about whole trajectories. "ours" computes what sequences begin
-with alike once; "other" computes each sequence by itself, padded or packed, whichever is faster.
-Before anything is measured, the gradients of policy and critic are compared. Figures are tokens of
-the sessions a CPU second, with those of which nothing is trained.
+Trains the policy on sessions that tests/support/forests.py records. "ours" is the layout "shared";
+"other" computes every sequence by itself, packed, which is no slower than padded. Before that, the
+gradients of policy and critic in both layouts are compared, on the tiny base. Figures are tokens of
+the sessions a CPU second. The model has two layers of the shape of "90m": how much faster a layer
+is does not depend on how many there are.
 
-Beside the ratio stands the most that it could be: of the tokens of trained sequences to those that
-are computed. `stream` is what the group takes in Redis, in bytes a sampled token.
+Beside the ratio stands the share of the tokens that is computed. "bytes" is what a session takes in
+Redis for each token that was sampled.
+
+Kinds: tree, a session of 12 branches at two levels after 4 turns; rewritten, one of 12 turns whose
+client keeps only the newest tool result; sub_agents, a group of 4 attempts at a task, in which 3
+agents work for a main one. System prompts have 600 tokens, and 3,000 in the last kind.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import asyncio
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,33 +31,119 @@ from safetensors.numpy import load_file
 
 from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.interface import LossSpec, TrainSample
-from agent_r1.learner.engine.model_files import CRITIC_FILE, POLICY_FILE
+from agent_r1.learner.engine.model_files import CRITIC_FILE, POLICY_FILE, WEIGHT
 from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
 from agent_r1.learner.engine.ranks.messages import CriticSetup, EngineSetup
 from agent_r1.runtime.config import ModelConfig
 from agent_r1_proto.messages import encode_entry
+from agent_r1_proto.trajectory import Trajectory
 from benchmarks.harness import Row, alternate, compare, read_options, write_report
+from benchmarks.learner import LAYOUTS, SHOWS_GRADIENT
 from benchmarks.models import BASE, random_model
 from benchmarks.samples import as_sampled
 from tests.support.forests import Sizes, grow, samples_of
 
-SIZES = {
-    "tree": Sizes(prompt=1000),
-    "rewritten": Sizes(prompt=1000, turns=16),
-    "sub_agents": Sizes(turns=4),
+LOADS = {
+    "tree": (Sizes(prompt=600, turns=4), 1),
+    "rewritten": (Sizes(prompt=600, turns=12), 1),
+    "sub_agents": (Sizes(prompt=3000, turns=3, sub_turns=1), 4),
 }
-GOAL = "≥ 4"
-LR = 1e-6
-LAYOUTS: dict[str, dict[str, bool]] = {
-    "shared": {"share_prefixes": True},
-    "packed": {"packing": True},
-    "padded": {"share_prefixes": False},
-}
+"""Of each kind: how much is said, and sessions of a group."""
 LOSSES = {
     "ppo": LossSpec(),
     "gspo": LossSpec(policy_loss="gspo", aggregation="sequence_mean"),
 }
 MOST_DISTANCE = 1e-5
 """Between gradients, relative to their norm."""
-SHOWS_GRADIENT = {"max_grad_norm": 1e9, "adam_eps": 1e6, "lr": 1e12}
-"""AdamW's first step is lr * g / (|g| + eps): with these, 1e6 times the gradient."""
+GOAL = "≥ 4"
+LR = 1e-6
+
+
+def make_engine(model: Path, layout: str, **settings: Any) -> DeepSpeedPolicyEngine:
+    """Return an engine as a run has it; with a critic where its gradient is wanted."""
+    table = EngineConfig.model_validate({"device": "cpu", "lr": LR} | LAYOUTS[layout] | settings)
+    config = ModelConfig(path=str(model), max_context=4096, dtype="float32")
+    critic = CriticSetup(config, table.lr) if settings else None
+    return DeepSpeedPolicyEngine(EngineSetup.of(config, table, critic=critic))
+
+
+def gradients(layout: str, samples: list[TrainSample], loss: LossSpec) -> list[Any]:
+    """Return the gradients of the tiny base and of its critic, times 1e6."""
+    engine = make_engine(BASE, layout, **SHOWS_GRADIENT)
+    states: list[list[dict[str, Any]]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for version in (0, 1):
+            folder = Path(scratch) / str(version)
+            engine.save_state(folder)
+            states.append([load_file(folder / name) for name in (POLICY_FILE, CRITIC_FILE)])
+            if version == 0:
+                engine.train_batch(samples, loss)
+    return [
+        np.concatenate(
+            [
+                (before[key].astype(np.float64) - after[key]).ravel()
+                for key in sorted(before)
+                if key.endswith(f".{WEIGHT}")
+            ]
+        )
+        for before, after in zip(*states, strict=True)
+    ]
+
+
+def distance_of_gradients(samples: list[TrainSample], loss: LossSpec) -> float:
+    """Return how far the gradients of both layouts differ, by their norm; the larger of the two."""
+    ours, others = (gradients(layout, samples, loss) for layout in ("shared", "packed"))
+    pairs = zip(ours, others, strict=True)
+    return max(float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in pairs)
+
+
+def measure(kind: str, loss: LossSpec, rounds: int) -> Row:
+    """Compare gradients, then speeds.
+
+    Raises:
+        SystemExit: the gradients differ.
+    """
+    trajectories = asyncio.run(grow(kind, *LOADS[kind]))
+    samples = samples_of(trajectories)
+    distance = distance_of_gradients(as_sampled(samples, make_engine(BASE, "shared"), 0.02), loss)
+    if not distance <= MOST_DISTANCE:
+        sys.exit(f"{kind}: the gradients differ by {distance:.1e} of their norm")
+    model = random_model("90m_2")
+    ours, other = (make_engine(model, layout) for layout in ("shared", "packed"))
+    samples = [replace(sample, value_mask=None) for sample in as_sampled(samples, ours, 0.02)]
+    tokens = sum(sample.num_tokens for sample in samples)
+
+    def rate(engine: DeepSpeedPolicyEngine) -> float:
+        started = time.process_time()
+        engine.train_batch(samples, loss)
+        return tokens / (time.process_time() - started)
+
+    computed = ours.train_batch(samples, loss)["batch/computed_tokens"]
+    found = alternate({"ours": lambda: rate(ours), "other": lambda: rate(other)}, rounds)
+    row = compare(f"{kind}, {loss.policy_loss}", found["ours"], found["other"], GOAL)
+    row |= {"tokens": tokens, "segments": sum(sample.num_segments for sample in samples)}
+    row |= {"computed": computed / tokens, "gradients differ by": distance}
+    return row | {"bytes": bytes_per_token(trajectories)}
+
+
+def bytes_per_token(trajectories: list[Trajectory]) -> float:
+    """Return the bytes in a stream for each token that was sampled."""
+    sizes = [sum(map(len, encode_entry(one).values())) for one in trajectories]
+    return sum(sizes) / sum(one.num_action_tokens for one in trajectories)
+
+
+def main() -> None:
+    """Measure the kinds."""
+    options = read_options(__doc__, kinds=tuple(LOADS), losses=tuple(LOSSES), rounds=3)
+    write_report(
+        "forests",
+        [
+            measure(kind, LOSSES[loss], options.rounds)
+            for kind in options.kinds
+            for loss in options.losses
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main()

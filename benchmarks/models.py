@@ -28,6 +28,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 12,
         "num_key_value_heads": 4,
     },
+    "90m_2": {  # 2 of the 14 layers of "90m", for ratios, in which layers count alike
+        "hidden_size": 768,
+        "num_hidden_layers": 2,
+        "intermediate_size": 2048,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 8192,
+    },
     "0.5b": {  # Qwen2.5-0.5B
         "hidden_size": 896,
         "num_hidden_layers": 24,

@@ -1,16 +1,23 @@
 """Sequences of tokens, and what they begin with alike.
 
-Dimension key: T = tokens of one sequence.
+Dimension key: T = tokens of one sequence, or of sequences end to end.
 """
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 Tokens = npt.NDArray[np.int32]
+Repeats = list[tuple[int, int]]
+"""Of each sequence: how many tokens it begins with like an earlier one, and the number of that."""
+
+LEAST_REPEAT = 64
+"""Tokens; fewer are written again, since naming them takes bytes too."""
 
 
 def common_prefix(one: Tokens, other: Tokens) -> int:
@@ -52,3 +59,45 @@ class PrefixOrder:
         self._sequences.insert(place, (len(self._keys), token_ids))
         self._keys.insert(place, key)
         return max(shared, default=(0, 0))
+
+
+def find_repeats(token_ids: Tokens, starts: Sequence[int], least: int = LEAST_REPEAT) -> Repeats:
+    """Return what sequences begin with alike; 0 and 0 of one that begins like none.
+
+    Args:
+        token_ids: [T] sequences end to end.
+        starts: where those after the first begin.
+        least: tokens alike that are worth naming.
+    """
+    if not starts:
+        return [(0, 0)]
+    order = PrefixOrder()
+    found = [order.add(sequence) for sequence in np.split(token_ids, starts)]
+    return [(shared, which) if shared >= least else (0, 0) for shared, which in found]
+
+
+def leave_out(token_ids: Tokens, starts: Sequence[int], repeats: Repeats) -> Tokens:
+    """Return sequences end to end, without what earlier ones begin with."""
+    sequences = np.split(token_ids, starts)
+    return np.concatenate([s[shared:] for s, (shared, _) in zip(sequences, repeats, strict=True)])
+
+
+def put_back(left: Tokens, starts: Sequence[int], repeats: Repeats) -> Tokens:
+    """Undo `leave_out`.
+
+    Raises:
+        ValueError: these cannot be what it left.
+    """
+    length = len(left) + sum(shared for shared, _ in repeats)
+    bounds = list(itertools.pairwise([0, *starts, length]))
+    token_ids = np.zeros(length, left.dtype)
+    used = 0
+    for i, ((start, end), (shared, which)) in enumerate(zip(bounds, repeats, strict=True)):
+        first, last = bounds[which] if 0 <= which < i else (0, 0)
+        if not 0 <= shared <= min(end - start, last - first):
+            raise ValueError(f"sequence {i} cannot begin with {shared} tokens of sequence {which}")
+        token_ids[start : start + shared] = token_ids[first : first + shared]
+        rest = end - start - shared
+        token_ids[start + shared : end] = left[used : used + rest]
+        used += rest
+    return token_ids

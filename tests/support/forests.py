@@ -46,7 +46,7 @@ class Sizes:
     sub_turns: int = 2
 
 
-SMALL = Sizes(prompt=60, task=12, said=8, result=20, turns=4, boughs=2, branches=3)
+SMALL = Sizes(prompt=60, task=12, said=8, result=20, turns=4, boughs=2, branches=3, sub_turns=1)
 
 
 class Agent:
@@ -96,7 +96,9 @@ async def rewritten(agent: Agent, opening: list[ChatMessage]) -> None:
     """Take turns, and keep only the newest result."""
     history = opening
     for _ in range(agent.sizes.turns):
-        kept = [m.model_copy(update={"content": "done"}) if m.role == "tool" else m for m in history]
+        kept = [
+            m.model_copy(update={"content": "done"}) if m.role == "tool" else m for m in history
+        ]
         history = [*kept[:-1], history[-1]]
         history = await agent.turn(history)
 
