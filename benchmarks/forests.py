@@ -11,9 +11,10 @@ is does not depend on how many there are.
 Beside the ratio stands the share of the tokens that is computed. "bytes" is what a session takes in
 Redis for each token that was sampled.
 
-Kinds: tree, a session of 12 branches at two levels after 4 turns; rewritten, one of 12 turns whose
-client keeps only the newest tool result; sub_agents, a group of 4 attempts at a task, in which 3
-agents work for a main one. System prompts have 600 tokens, and 3,000 in the last kind.
+Kinds: tree, a session of 12 branches at two levels after 4 turns, with a system prompt of 600
+tokens; rewritten, one of 16 turns, with 1,000 tokens, whose client keeps only the newest tool
+result; sub_agents, a group of 4 attempts at a task, in which 3 agents work for a main one, with
+3,000 tokens each.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from tests.support.forests import Sizes, grow, samples_of
 
 LOADS = {
     "tree": (Sizes(prompt=600, turns=4), 1),
-    "rewritten": (Sizes(prompt=600, turns=12), 1),
+    "rewritten": (Sizes(prompt=1000, turns=16), 1),
     "sub_agents": (Sizes(prompt=3000, turns=3, sub_turns=1), 4),
 }
 """Of each kind: how much is said, and sessions of a group."""
