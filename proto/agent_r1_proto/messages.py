@@ -112,7 +112,7 @@ class Layout:
     left_out: dict[str, Any]
 
 
-def _at(message: StreamMessage, path: str) -> Array:
+def _at(message: StreamMessage, path: str) -> Any:
     value: Any = message
     for name in path.split("."):
         value = getattr(value, name)
