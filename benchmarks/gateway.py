@@ -309,7 +309,7 @@ def main() -> None:
     """Start both sides, and measure them."""
     options = read_options(__doc__, sessions=(1, 64), body_kb=(5, 50), rounds=3)
     OUT.mkdir(parents=True, exist_ok=True)
-    model = random_model("90m-long")
+    model = random_model("90m_long")
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         log = stack.enter_context((OUT / "gateway.log").open("wb"))

@@ -13,6 +13,13 @@ from agent_r1.runtime.files.writing import replace_directory
 from benchmarks.harness import OUT, ROOT
 
 BASE = ROOT / "examples" / "tiny_world" / "base"
+_90M = {
+    "hidden_size": 768,
+    "num_hidden_layers": 14,
+    "intermediate_size": 2048,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "10m": {
         "hidden_size": 320,
@@ -21,21 +28,10 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 5,
         "num_key_value_heads": 5,
     },
-    "90m": {
-        "hidden_size": 768,
-        "num_hidden_layers": 14,
-        "intermediate_size": 2048,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 4,
-    },
-    "90m-long": {
-        "hidden_size": 768,
-        "num_hidden_layers": 14,
-        "intermediate_size": 2048,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 32768,
-    },
+    "90m": _90M,
+    "90m_long": _90M | {"max_position_embeddings": 32768},
+    # For ratios, in which layers count alike.
+    "90m_2": _90M | {"num_hidden_layers": 2, "max_position_embeddings": 8192},
     "0.5b": {  # Qwen2.5-0.5B
         "hidden_size": 896,
         "num_hidden_layers": 24,

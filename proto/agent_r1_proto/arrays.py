@@ -3,7 +3,8 @@
 Values travel little-endian. A mask is packed eight to a byte, lowest bit first. Integers take the
 fewest bytes that hold the largest of them: token ids of most vocabularies take 2 or 3, not 4; in 3,
 the lower two bytes of all values come first, then their third bytes. An array that is 0 wherever a
-mask is False sends only the other values (`SentWhere`).
+mask is False sends only the other values (`SentWhere`). Where sequences begin alike, the later ones
+send only what follows (`SentOnce`).
 """
 
 from __future__ import annotations
@@ -101,6 +102,14 @@ class SentWhere:
     """Marks an array field that is 0 wherever the mask field `mask` beside it is False."""
 
     mask: str
+
+
+@dataclass(frozen=True)
+class SentOnce:
+    """Marks an array field of sequences end to end; the field `starts` beside it says where those
+    after the first begin. What one begins with like an earlier one is not sent again."""
+
+    starts: str
 
 
 def _array_to_list(array: Array) -> list[Any]:

@@ -2,8 +2,9 @@
 
 Every service reads and writes stream entries through `encode_entry` and `decode_entry`. An entry
 has the fields `schema` ("trajectory/2.0"), `key`, `meta` (the message as JSON without its arrays)
-`lengths` and `widths` (values per array, bytes per value) and one bytes field per array, named
-`array:<field>` (arrays.py). No pickle, no JSON lists of numbers.
+`lengths` and `widths` (values per array, bytes per value), where sequences begin alike `repeats`
+(prefixes.py), and one bytes field per array, named `array:<field>` (arrays.py). No pickle, no JSON
+lists of numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import from_json
 
-from agent_r1_proto.arrays import Array, ArrayKind, SentWhere
+from agent_r1_proto.arrays import Array, ArrayKind, SentOnce, SentWhere
+from agent_r1_proto.prefixes import Repeats, find_repeats, leave_out, put_back
 
 ARRAY_FIELD_PREFIX = "array:"
 
@@ -83,11 +85,22 @@ class ArrayField:
     kind: ArrayKind
     mask: str | None
     """Path of the mask where its other values are 0; None: all are sent."""
+    starts: str | None
+    """Path of where its sequences begin, which send once what they begin with alike."""
     entry_field: bytes
 
-    def of(self, message: StreamMessage) -> Array:
+    def repeats(self, message: StreamMessage) -> Repeats:
+        """Return what its sequences begin with alike; [] where none do."""
+        if self.starts is None:
+            return []
+        found = find_repeats(_at(message, self.path), _at(message, self.starts))
+        return found if any(shared for shared, _ in found) else []
+
+    def of(self, message: StreamMessage, repeats: Repeats) -> Array:
         """Return the values that are sent."""
         array = _at(message, self.path)
+        if repeats and self.starts is not None:
+            return leave_out(array, _at(message, self.starts), repeats)
         return array if self.mask is None else array[_at(message, self.mask)]
 
 
@@ -99,7 +112,7 @@ class Layout:
     left_out: dict[str, Any]
 
 
-def _at(message: StreamMessage, path: str) -> Array:
+def _at(message: StreamMessage, path: str) -> Any:
     value: Any = message
     for name in path.split("."):
         value = getattr(value, name)
@@ -112,8 +125,10 @@ def _array_fields(cls: type[StreamMessage], prefix: str = "") -> Iterable[ArrayF
         kind = next((one for one in field.metadata if isinstance(one, ArrayKind)), None)
         sent = next((one for one in field.metadata if isinstance(one, SentWhere)), None)
         if kind is not None:
+            once = next((one for one in field.metadata if isinstance(one, SentOnce)), None)
             mask = prefix + sent.mask if sent else None
-            yield ArrayField(path, kind, mask, (ARRAY_FIELD_PREFIX + path).encode())
+            starts = prefix + once.starts if once else None
+            yield ArrayField(path, kind, mask, starts, (ARRAY_FIELD_PREFIX + path).encode())
         elif isinstance(field.annotation, type) and issubclass(field.annotation, StreamMessage):
             yield from _array_fields(field.annotation, f"{path}.")
 
@@ -142,13 +157,18 @@ def encode_entry(message: StreamMessage) -> dict[bytes, bytes]:
     }
     lengths: dict[str, int] = {}
     widths: dict[str, int] = {}
+    repeats: dict[str, Repeats] = {}
     for array in layout.arrays:
-        values = array.of(message)
+        if found := array.repeats(message):
+            repeats[array.path] = found
+        values = array.of(message, found)
         width = array.kind.width(values)
         lengths[array.path], widths[array.path] = len(values), width
         fields[array.entry_field] = array.kind.to_bytes(values, width)
     if layout.arrays:
         fields |= {b"lengths": json.dumps(lengths).encode(), b"widths": json.dumps(widths).encode()}
+    if repeats:
+        fields[b"repeats"] = json.dumps(repeats, separators=(",", ":")).encode()
     return fields
 
 
@@ -166,9 +186,12 @@ def _split_schema(raw: bytes | None) -> tuple[str, int, int]:
         raise EntryError(f"stream entry has schema {raw!r}; expected name/major.minor") from exc
 
 
-def _decode_arrays(cls: type[StreamMessage], fields: Mapping[bytes, bytes]) -> dict[str, Array]:
+def _decode_arrays(
+    cls: type[StreamMessage], fields: Mapping[bytes, bytes], meta: dict[str, Any]
+) -> dict[str, Array]:
     lengths: dict[str, int] = from_json(fields.get(b"lengths", b"{}"))
     widths: dict[str, int] = from_json(fields.get(b"widths", b"{}"))
+    repeats: dict[str, Repeats] = from_json(fields.get(b"repeats", b"{}"))
     arrays: dict[str, Array] = {}
     for array in layout_of(cls).arrays:
         raw = fields.get(array.entry_field)
@@ -180,6 +203,11 @@ def _decode_arrays(cls: type[StreamMessage], fields: Mapping[bytes, bytes]) -> d
         if mask is not None and len(values) != len(mask):  # version 1 sent the others' zeros too
             sent, values = values, np.zeros(len(mask), array.kind.dtype)
             values[mask] = sent
+        if array.starts is not None and array.path in repeats:
+            starts: Any = meta
+            for name in array.starts.split("."):
+                starts = starts[name]
+            values = put_back(values, starts, repeats[array.path])
         arrays[array.path] = values
     return arrays
 
@@ -204,7 +232,7 @@ def decode_entry(cls: type[M], fields: Mapping[bytes, bytes]) -> M:
         raise EntryError(f"{name}/{major}.{minor} is older than {cls.SCHEMA_VERSION}")
     try:
         values: dict[str, Any] = from_json(fields[b"meta"])
-        for path, array in _decode_arrays(cls, fields).items():
+        for path, array in _decode_arrays(cls, fields, values).items():
             *outer, last = path.split(".")
             level = values
             for outer_name in outer:

@@ -54,14 +54,14 @@ class ScoredTrajectory(StreamMessage):
     """A trajectory and its reward: what the learner trains on."""
 
     SCHEMA_NAME: ClassVar[str] = "scored_trajectory"
-    SCHEMA_VERSION: ClassVar[str] = "4.1"
+    SCHEMA_VERSION: ClassVar[str] = "5.0"
     WITH_TOKENS: ClassVar[dict[str, str]] = {"2.1": "2.2", "3.0": "3.1"}
     """Versions of a reward that counts tokens, by the trajectory's; without, both count alike."""
     WITH_VERSIONS: ClassVar[dict[str, str]] = {"2.1": "2.3", "3.0": "3.2"}
     """Versions of a reward that names the models asked."""
     WITH_READING: ClassVar[dict[str, str]] = {
         **{"2.2": "2.4", "3.1": "3.3", "4.0": "4.0"},
-        "4.1": "4.1",
+        **{"4.1": "4.1", "5.0": "5.0"},
     }
     """Versions that say all of that, by the trajectory's, whose turns say what they are."""
 

@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, JsonValue, model_validator
 
-from agent_r1_proto.arrays import BoolArray, Float32Array, Int32Array, SentWhere
+from agent_r1_proto.arrays import BoolArray, Float32Array, Int32Array, SentOnce, SentWhere
 from agent_r1_proto.messages import Message, StreamMessage
 from agent_r1_proto.parts import Part, StoredImage, shown_text
 from agent_r1_proto.policies import DEFAULT_POLICY, PolicyName
+from agent_r1_proto.prefixes import find_repeats
 from agent_r1_proto.tasks import RolloutTask
 
 Status = Literal["COMPLETED", "TRUNCATED", "FAILED"]
@@ -222,7 +223,9 @@ class Trajectory(StreamMessage):
     """
 
     SCHEMA_NAME: ClassVar[str] = "trajectory"
-    SCHEMA_VERSION: ClassVar[str] = "4.1"
+    SCHEMA_VERSION: ClassVar[str] = "5.0"
+    WITHOUT_REPEATS: ClassVar[str] = "4.1"
+    """What a trajectory is written as whose segments begin with few tokens alike."""
     WITHOUT_CALLS: ClassVar[str] = "4.0"
     """What a trajectory is written as whose prompt has no tool calls."""
     WITHOUT_LINEAGES: ClassVar[tuple[tuple[str, str], tuple[str, str]]] = (
@@ -234,7 +237,7 @@ class Trajectory(StreamMessage):
 
     rollout: RolloutTask
     """The sample this answers: its key, task, purpose and sampling parameters."""
-    token_ids: Int32Array
+    token_ids: Annotated[Int32Array, SentOnce("segment_starts")]
     """[T] prompt, sampled and tool tokens, in order."""
     action_mask: BoolArray
     """[T] True where the policy sampled the token; False for prompt and tool tokens."""
@@ -344,8 +347,10 @@ class Trajectory(StreamMessage):
     def written_version(self) -> str:
         """Return the oldest version that says all of it."""
         images = any(turn.has_images for turn in self.turns)
-        if self.rollout.has_calls:
+        if any(shared for shared, _ in find_repeats(self.token_ids, self.segment_starts)):
             return self.SCHEMA_VERSION
+        if self.rollout.has_calls:
+            return self.WITHOUT_REPEATS
         if self.lineages or images or self.rollout.says_more:
             return self.WITHOUT_CALLS
         says_more = any(turn.says_more for turn in self.turns)

@@ -20,6 +20,7 @@ from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.tasks import ChatMessage, Decoding, MessageCall, RolloutTask, Task
 from agent_r1_proto.trajectory import DecodingCost, Reply, ToolCallRecord, Trajectory, Turn
 from tests.support.builders import (
+    repeated_segments,
     rollout_task,
     scored,
     three_lineages,
@@ -102,6 +103,7 @@ EXAMPLES: dict[str, StreamMessage] = {
     "trajectory-3.1": trajectory(**READ_SEGMENTS),
     "trajectory-4.0": trajectory(**SEEN_LINEAGES),
     "trajectory-4.1": trajectory(rollout_task(task=CALLING)),
+    "trajectory-5.0": trajectory(**repeated_segments()),
     "scored_trajectory-1.0": scored(policy_version=4, calls=[CALL], total=0.25),
     "scored_trajectory-1.1": scored(policy_version=4, calls=[CALL_WITH_DATA], total=0.25),
     "scored_trajectory-1.2": scored(rollout_task(traceparent=TRACEPARENT), total=0.25),
@@ -117,16 +119,17 @@ EXAMPLES: dict[str, StreamMessage] = {
     "scored_trajectory-3.3": scored(**READ_SEGMENTS),
     "scored_trajectory-4.0": scored(**three_lineages(), total=0.25),
     "scored_trajectory-4.1": scored(rollout_task(task=CALLING), total=0.25),
+    "scored_trajectory-5.0": scored(**repeated_segments(), total=0.25),
 }
 """By schema and the version that first could write them."""
 WRITTEN = (
     *("rollout_task-1.2", "rollout_task-2.0", "rollout_task-2.1"),
     *("trajectory-2.1", "trajectory-2.2", "trajectory-3.0", "trajectory-3.1", "trajectory-4.0"),
-    "trajectory-4.1",
+    *("trajectory-4.1", "trajectory-5.0"),
     *(f"scored_trajectory-2.{minor}" for minor in (1, 2, 3, 4)),
     *(f"scored_trajectory-3.{minor}" for minor in (0, 1, 2, 3)),
     "scored_trajectory-4.0",
-    "scored_trajectory-4.1",
+    *("scored_trajectory-4.1", "scored_trajectory-5.0"),
 )
 """What this version writes: the oldest version that says all of it, which older readers take."""
 CLASSES: dict[str, type[StreamMessage]] = {

@@ -113,6 +113,29 @@ def two_segments() -> dict[str, Any]:
     }
 
 
+def repeated_segments() -> dict[str, Any]:
+    """Return fields of a trajectory of three segments that begin alike.
+
+    Its prompt has 100 tokens and its first turn 3. The second segment repeats 100 tokens of the
+    first, and the third 120 of the second; each goes on with 20 others and a turn of one.
+    """
+    first = [*range(100), 900, 901, 902]
+    second = [*range(100), *range(200, 220), 903]
+    third = [*second[:120], *range(300, 320), 904]
+    token_ids = np.array(first + second + third, np.int32)
+    mask = token_ids >= 900
+    sampled = [(100, 103), (223, 224), (364, 365)]
+    return {
+        "token_ids": token_ids,
+        "action_mask": mask,
+        "rollout_logprobs": np.where(mask, -0.5, 0.0).astype(np.float32),
+        "prompt_length": 100,
+        "segment_starts": [103, 224],
+        "version_spans": [VersionSpan(policy_version=4, start=a, end=b) for a, b in sampled],
+        "turns": [Turn(start=a, end=b, text="x", finish_reason="stop") for a, b in sampled],
+    }
+
+
 SEPARATORS = ["\u2028", "\u2029", "\x85"]
 """Characters that JSON need not escape, at which `str.splitlines` breaks a text."""
 

@@ -36,6 +36,8 @@ SMALLEST_BLOCK = 16
 
 SIZES_PER_DOUBLING = 4
 """Of blocks: own rows are padded by less than a fifth."""
+PATHS_PER_DOUBLING = 2
+"""Of blocks with prefixes: paths are padded by less than a half, and by a fifth on average."""
 
 LAYOUT_KEYS: dict[Layout, str] = {"packed": "packing", "shared": "share_prefixes"}
 CHECK_ROWS = 390
@@ -47,7 +49,7 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class AttentionBlock:
-    """Trajectories with about as many own rows, padded to one shape."""
+    """Trajectories with about as many own rows and about as long paths, padded to one shape."""
 
     queries: torch.Tensor
     """[n, Q] their own rows; 0 after the last."""
@@ -87,14 +89,15 @@ def plan_blocks(paths: Int64Array, spans: Int64Array, device: torch.device) -> B
     """
     rows = np.split(paths, np.cumsum(spans[:-1, 1]))
     prefixes, own = spans[:, 0], spans[:, 1] - spans[:, 0]
-    # Negative where there is no prefix.
     sizes = np.ceil(SIZES_PER_DOUBLING * np.log2(np.maximum(own, SMALLEST_BLOCK)))
-    kinds = np.where(prefixes == 0, -sizes, sizes)
+    # 0 where there is no prefix: there, the path is as long as its own rows.
+    lengths = np.where(prefixes == 0, 0, np.ceil(PATHS_PER_DOUBLING * np.log2(spans[:, 1])))
+    kinds = np.stack([sizes, lengths], 1)
     answers = np.zeros(int(own.sum()), np.int64)
     blocks: list[AttentionBlock] = []
     start = 0
-    for kind in np.unique(kinds[own > 0]):
-        members = np.flatnonzero((kinds == kind) & (own > 0))
+    for kind in np.unique(kinds[own > 0], axis=0):
+        members = np.flatnonzero((kinds == kind).all(1) & (own > 0))
         queries = _pad([rows[i][prefixes[i] :] for i in members])
         keys = _pad([rows[i] for i in members])
         for line, i in enumerate(members):
@@ -102,7 +105,7 @@ def plan_blocks(paths: Int64Array, spans: Int64Array, device: torch.device) -> B
             answers[queries[line, : own[i]]] = np.arange(first, first + own[i])
         start += queries.size
         mask = None
-        if kind > 0:
+        if kind[1] > 0:
             newest = prefixes[members, None] + np.arange(queries.shape[1])
             looks = np.arange(keys.shape[1]) <= newest[:, None, :, None]
             mask = torch.from_numpy(looks).to(device)

@@ -17,7 +17,7 @@ segments of a batch, T = tokens, N = its trained tokens, M = its predictions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,12 +26,15 @@ import numpy.typing as npt
 from agent_r1.learner.config import Layout
 from agent_r1.learner.engine.interface import FloatArray, TrainSample
 from agent_r1.learner.engine.ranks.messages import MicroBatch, ValueBatch
+from agent_r1_proto.prefixes import common_prefix
 
 EMPTY_LENGTH = 2
 """Tokens of a micro-batch without a sample."""
 
 Int64Array = npt.NDArray[np.int64]
 N = TypeVar("N", bound=np.generic)
+Mask = Callable[[TrainSample], npt.NDArray[np.bool_]]
+"""[T] which tokens of a sample count."""
 
 
 class SegmentBatch:
@@ -45,9 +48,10 @@ class SegmentBatch:
         self._samples = samples
         self._firsts = np.cumsum([0, *(sample.num_segments for sample in samples)]).tolist()
 
-    def of(self, chosen: Sequence[int]) -> list[int]:
-        """Return the numbers of the segments of the chosen trajectories, in order."""
-        return [q for i in chosen for q in range(self._firsts[i], self._firsts[i + 1])]
+    def of(self, trajectory: int, mask: Mask) -> list[int]:
+        """Return the numbers of a trajectory's segments in which a token counts, in order."""
+        first, end = self._firsts[trajectory : trajectory + 2]
+        return [q for q in range(first, end) if mask(self.segments[q]).any()]
 
     def cut(self, arrays: Sequence[npt.NDArray[N]]) -> list[npt.NDArray[N]]:
         """Return [Q][T] what stands at the tokens of each segment, of [S][T]."""
@@ -143,18 +147,16 @@ def build_value_batch(
     )
 
 
+def loss_mask(sample: TrainSample) -> npt.NDArray[np.bool_]:
+    """Return [T] where the policy is trained or scored."""
+    return sample.loss_mask
+
+
 def value_mask(sample: TrainSample) -> npt.NDArray[np.bool_]:
     """Return [T] where the critic learns; nowhere when the sample has no value mask."""
     if sample.value_mask is None:
         return np.zeros(sample.num_tokens, np.bool_)
     return sample.value_mask
-
-
-def common_prefix(one: npt.NDArray[np.int32], other: npt.NDArray[np.int32]) -> int:
-    """Return how many tokens two trajectories begin with alike."""
-    shorter = min(len(one), len(other))
-    differs = one[:shorter] != other[:shorter]
-    return int(differs.argmax()) if differs.any() else shorter
 
 
 def _lay_out(

@@ -6,11 +6,11 @@ Every rank gets equally many steps and micro-batches, since each may hold collec
 that begin alike share a micro-batch, or, where prefixes are not shared, those of similar length,
 which keeps padding a small share. layout.py lays them out. Pure.
 
-A trajectory of several segments is as many sequences. Its segments may go to several
-micro-batches, unless the loss looks at whole trajectories.
+A trajectory of several segments is as many sequences. Those without a token that counts are left
+out. The others may go to several micro-batches, unless the loss looks at whole trajectories.
 
-Dimension key: S = trajectories of the batch, Q = their segments, N = trained tokens of a
-micro-batch.
+Dimension key: S = trajectories of the batch, Q = their segments, W = those that stay together, N =
+trained tokens of a micro-batch, T = tokens of a sequence.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from agent_r1.learner.engine.layout import (
     SegmentBatch,
     build_microbatch,
     build_value_batch,
-    common_prefix,
+    loss_mask,
     value_mask,
 )
 from agent_r1.learner.engine.ranks.messages import (
@@ -40,6 +40,7 @@ from agent_r1.learner.engine.ranks.messages import (
     ValueBatch,
 )
 from agent_r1.learner.engine.schedule import LearningRates
+from agent_r1_proto.prefixes import PrefixOrder, Tokens, order_key
 
 Plan = list[list[list[int]]]
 """[rank][micro-batch] -> indices of samples; every rank has equally many, [] for an empty one."""
@@ -106,12 +107,13 @@ def _cut_policy(
     weights = batch.cut(token_weights(samples, trained, spec))
     kept = [i for i in trained if has_gradient(samples[i], spec)]
     idle = [i for i in trained if not has_gradient(samples[i], spec)]
-    whole = spec.kind == "policy" and not is_per_token(spec.policy_loss)
+    takes_whole = spec.kind == "policy" and not is_per_token(spec.policy_loss)
 
     def plan(chosen: list[int]) -> Plan:
-        if whole:
-            return [[batch.of(i) for i in share] for share in cut_evenly(samples, chosen, config)]
-        return cut_evenly(batch.segments, batch.of(chosen), config)
+        wholes = [batch.of(i, loss_mask) for i in chosen]
+        if not takes_whole:
+            wholes = [[q] for whole in wholes for q in whole]
+        return cut_evenly(batch.segments, wholes, config)
 
     # Without a sample every rank still runs one empty micro-batch: a step needs a backward pass.
     plans = [plan(kept), plan(idle) if idle else [[] for _ in range(config.ranks)]]
@@ -138,31 +140,44 @@ def _cut_values(
         return [[] for _ in range(config.ranks)]
     weight = 1 / sum(int(value_mask(samples[i]).sum()) for i in learned)
     batch = SegmentBatch(samples)
+    wholes = [[q] for i in learned for q in batch.of(i, value_mask)]
     return [
         [
             build_value_batch(batch.segments, chosen, weight, layout=config.layout)
             for chosen in share
         ]
-        for share in cut_evenly(batch.segments, batch.of(learned), config)
+        for share in cut_evenly(batch.segments, wholes, config)
     ]
 
 
 def cut_evenly(
-    samples: Sequence[TrainSample], chosen: Sequence[int], config: EngineConfig
+    segments: Sequence[TrainSample], wholes: Sequence[Sequence[int]], config: EngineConfig
 ) -> list[list[list[int]]]:
-    """Return the micro-batches of each rank, as indices of samples."""
+    """Return the micro-batches of each rank, as numbers of segments.
+
+    Args:
+        segments: [Q] of the batch.
+        wholes: [W] the numbers of segments that one micro-batch takes together.
+        config: ranks and sizes of micro-batches.
+    """
     most = config.max_tokens_per_microbatch
     if config.layout == "shared":
-        plan = plan_shared([samples[i].token_ids for i in chosen], config.ranks, most)
+        tokens = [[segments[q].token_ids for q in whole] for whole in wholes]
+        plan = plan_shared(tokens, config.ranks, most)
     else:
         plan = plan_microbatches(
-            [samples[i].num_tokens for i in chosen],
+            [sum(segments[q].num_tokens for q in whole) for whole in wholes],
             config.ranks,
             most,
             config.max_padding_share,
             packed=config.layout == "packed",
         )
-    return [[[chosen[i] for i in indices] for indices in share] for share in plan]
+    cut = [[[q for w in chosen for q in wholes[w]] for chosen in share] for share in plan]
+    if config.layout == "shared":
+        # A segment of another agent between two that begin alike would part them.
+        for chosen in itertools.chain.from_iterable(cut):
+            chosen.sort(key=lambda q: order_key(segments[q].token_ids))
+    return cut
 
 
 def token_weights(
@@ -231,39 +246,43 @@ def plan_microbatches(
     )
 
 
-def plan_shared(token_ids: Sequence[npt.NDArray[np.int32]], ranks: int, max_tokens: int) -> Plan:
-    """Spread samples over ranks, and cut each rank's share, so that those that begin alike meet.
-
-    In the order of their tokens, what a sample shares with any before it, it shares with the one
-    right before it.
+def plan_shared(wholes: Sequence[Sequence[Tokens]], ranks: int, max_tokens: int) -> Plan:
+    """Spread wholes over ranks, and cut each rank's share, so that those that begin alike meet.
 
     Args:
-        token_ids: [S][T] the samples.
+        wholes: [W][Q][T] what one micro-batch takes together: the segments of a trajectory, or one
+            of them, at least one.
         ranks: number of ranks.
         max_tokens: most tokens that one micro-batch computes, where a shared prefix counts once;
-            one longer sample is a micro-batch of its own.
+            one larger whole is a micro-batch of its own.
 
     Returns:
-        A plan that holds every index once, in which a rank's samples are in order.
+        A plan that holds every whole once, in which those of a rank are in the order of their
+        tokens.
     """
-    order = sorted(range(len(token_ids)), key=lambda i: token_ids[i].astype(">u4").tobytes())
-    new = [
-        len(token_ids[i]) - (common_prefix(token_ids[before], token_ids[i]) if n else 0)
-        for n, (before, i) in enumerate(zip([-1, *order], order, strict=False))
-    ]
+    keys = [min(order_key(ids) for ids in whole) for whole in wholes]
+    order = sorted(range(len(wholes)), key=lambda i: keys[i])
+    everything = PrefixOrder()
+    new = [_add(everything, wholes[i]) for i in order]
     total, seen = max(1, sum(new)), 0
     plan: Plan = [[] for _ in range(ranks)]
-    computed = 0
+    row, computed = PrefixOrder(), 0
     for i, own in zip(order, new, strict=True):
         microbatches = plan[min(seen * ranks // total, ranks - 1)]
         seen += own
-        if microbatches and computed + own <= max_tokens:
+        computed += _add(row, wholes[i])
+        if microbatches and computed <= max_tokens:
             microbatches[-1].append(i)
-            computed += own
         else:
             microbatches.append([i])
-            computed = len(token_ids[i])
+            row = PrefixOrder()
+            computed = _add(row, wholes[i])
     return _fill_up(plan)
+
+
+def _add(row: PrefixOrder, whole: Sequence[Tokens]) -> int:
+    """Add sequences to a row; return how many of their tokens are computed for them."""
+    return sum(len(ids) - row.add(ids)[0] for ids in whole)
 
 
 def _fill_up(plan: Plan) -> Plan:

@@ -22,9 +22,11 @@ from agent_r1.learner.engine.interface import (
     TrainSample,
 )
 from agent_r1.learner.engine.layout import (
+    Mask,
     SegmentBatch,
     build_microbatch,
     build_value_batch,
+    loss_mask,
     value_mask,
 )
 from agent_r1.learner.engine.lora import export_adapter
@@ -158,7 +160,7 @@ class DeepSpeedPolicyEngine(PolicyEngine):
         if not samples:
             return [[], []]
         batch = SegmentBatch(samples)
-        cut = self._cut(batch, build_microbatch)
+        cut = self._cut(batch, build_microbatch, loss_mask)
         orders: list[tuple[Model, list[MicroBatch]]] = [(model, batches) for batches in cut]
         scores = self._group.call("score", orders)
         masks = [segment.loss_mask for segment in batch.segments]
@@ -169,13 +171,14 @@ class DeepSpeedPolicyEngine(PolicyEngine):
 
     def token_values(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
         batch = SegmentBatch(samples)
-        cut = self._cut(batch, build_value_batch)
+        cut = self._cut(batch, build_value_batch, value_mask)
         flat = self._group.call("values", cut)
         return batch.join(scatter_back(cut, flat, [value_mask(s) for s in batch.segments]))
 
-    def _cut(self, batch: SegmentBatch, build: Callable[..., B]) -> list[list[B]]:
+    def _cut(self, batch: SegmentBatch, build: Callable[..., B], mask: Mask) -> list[list[B]]:
         """Return [rank][micro-batch] what is asked of every token that counts."""
-        plan = cut_evenly(batch.segments, range(len(batch.segments)), self._config)
+        asked = [[q] for q, segment in enumerate(batch.segments) if mask(segment).any()]
+        plan = cut_evenly(batch.segments, asked, self._config)
         layout = self._config.layout
         return [[build(batch.segments, chosen, layout=layout) for chosen in s] for s in plan]
 

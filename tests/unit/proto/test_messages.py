@@ -14,7 +14,7 @@ from agent_r1_proto.messages import EntryError, NewerSchemaError, decode_entry, 
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.tasks import RolloutTask, SamplingParameters, Task
 from agent_r1_proto.trajectory import ToolCallRecord, Trajectory, Turn, VersionSpan
-from tests.support.builders import rollout_task, scored, trajectory, two_segments
+from tests.support.builders import repeated_segments, rollout_task, scored, trajectory, two_segments
 
 
 @given(num_sampled=st.integers(0, 40), prompt_length=st.integers(0, 20))
@@ -78,6 +78,35 @@ def test_only_sampled_tokens_send_a_logprob():
     # 3 float32 values, and 1003 ids below 1003 in 2 bytes each
     assert len(fields[b"array:rollout_logprobs"]) == 12
     assert len(fields[b"array:token_ids"]) == 2006
+
+
+def test_what_segments_begin_with_alike_is_sent_once():
+    message = trajectory(**repeated_segments())
+    fields = encode_entry(message)
+    # by hand: 103 tokens of the first segment, 21 of each other one, in 2 bytes each
+    assert len(fields[b"array:token_ids"]) == 2 * (103 + 21 + 21)
+    assert json.loads(fields[b"repeats"]) == {"token_ids": [[0, 0], [100, 0], [120, 1]]}
+    decoded = decode_entry(Trajectory, fields)
+    np.testing.assert_array_equal(decoded.token_ids, message.token_ids)
+    assert message.written_version() == "5.0"
+    assert b"repeats" not in encode_entry(trajectory(**two_segments()))
+
+
+@pytest.mark.parametrize(
+    "repeats",
+    [
+        [[0, 0], [100, 1], [120, 1]],  # of itself
+        [[0, 0], [104, 0], [116, 1]],  # more than there is
+        [[0, 0], [-1, 0], [221, 1]],
+        [[0, 0], [100, 0]],
+        [[0, 0], [100, 0], "x"],
+    ],
+)
+def test_a_beginning_that_no_segment_has_is_an_entry_error(repeats: object):
+    fields = encode_entry(trajectory(**repeated_segments()))
+    fields[b"repeats"] = json.dumps({"token_ids": repeats}).encode()
+    with pytest.raises(EntryError, match="does not parse"):
+        decode_entry(Trajectory, fields)
 
 
 def test_logprobs_that_fit_neither_mask_nor_tokens_are_an_entry_error():

@@ -149,7 +149,7 @@ TOKENS = st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=9), max_size=
 @given(TOKENS, st.integers(1, 4), st.integers(2, 40))
 def test_samples_that_begin_alike_meet(tokens: list[list[int]], ranks: int, max_tokens: int):
     token_ids = [np.array(ids, np.int32) for ids in tokens]
-    plan = plan_shared(token_ids, ranks, max_tokens)
+    plan = plan_shared([[ids] for ids in token_ids], ranks, max_tokens)
     assert len(plan) == ranks
     assert len({len(share) for share in plan}) == 1
     flat = [i for share in plan for batch in share for i in batch]
