@@ -122,7 +122,7 @@ def _configured(arguments: argparse.Namespace) -> Config:
 
 def _joined(arguments: argparse.Namespace) -> Config:
     if arguments.service == "learner":
-        raise ConfigError("--join is for every service but the learner, of which a run has one")
+        raise ConfigError("--join is for every other service; a run has one learner")
     from agent_r1.cli.services.join import join
 
     return join(
