@@ -226,7 +226,7 @@ def _for_this_host(
     for table in _listening(changed, service):
         table |= {"host": address, "advertise_host": None}
     if service == "rollout":
-        table["server_id"] = None
+        changed["rollout"]["server_id"] = None
     return changed
 
 
