@@ -37,8 +37,8 @@ test-v2: setup-tests ## run the engine tests on vLLM's Model Runner V2, which GP
 test-gpu: setup ## say in ten minutes whether this GPU box trains, and what is wrong (DEVICE=cpu; VARIANTS=http,lora or all; OUT=FOLDER)
 	@$(BIN)/python -m scripts.gpu_test $(if $(DEVICE),--device $(DEVICE)) $(if $(VARIANTS),--variants $(VARIANTS)) $(if $(OUT),--out "$(OUT)")
 
-test-docker: ## build the images, run the demo in containers, kill and replace some of them (TRANSPORT=collective; needs Docker)
-	@TRANSPORT="$(TRANSPORT)" scripts/test_docker
+test-docker: ## build the images, run the demo in containers, kill and replace some of them (TRANSPORT=collective; AGENT=1; needs Docker)
+	@TRANSPORT="$(TRANSPORT)" AGENT="$(AGENT)" scripts/test_docker
 
 test-observe: ## start compose with Prometheus and Grafana, and ask what their dashboards show (WITHOUT=grafana; needs Docker)
 	@WITHOUT="$(WITHOUT)" scripts/test_observe
@@ -46,8 +46,8 @@ test-observe: ## start compose with Prometheus and Grafana, and ask what their d
 images: ## build the images: REGISTRY=..., TAG=... name them, PUSH=1 pushes them, IMAGES="tools cpu" chooses
 	@REGISTRY="$(REGISTRY)" TAG="$(TAG)" PUSH="$(PUSH)" IMAGES="$(IMAGES)" scripts/images
 
-test-k8s: setup ## run the demo on a Kubernetes cluster and replace pods in mid-run (TRANSPORT=collective); needs docker, kubectl and helm
-	@TRANSPORT="$(TRANSPORT)" scripts/test_k8s
+test-k8s: setup ## run the demo on a Kubernetes cluster and replace pods in mid-run (TRANSPORT=collective; AGENT=1); needs docker, kubectl and helm
+	@TRANSPORT="$(TRANSPORT)" AGENT="$(AGENT)" scripts/test_k8s
 
 test-agents: setup ## train agents on four public frameworks in their sandboxes, and kill every service around others 50 times (KILLS=50)
 	@scripts/test_agents $(KILLS)
@@ -68,8 +68,8 @@ test-wheel: setup ## train what `agent-r1 init` writes, and the demo, from an in
 test-docs: setup ## run the commands of the documentation as they stand, with a small run
 	@$(BIN)/python -m pytest tests/e2e/test_docs_shell.py -m docs
 
-test-ray: setup ## train on a Ray cluster of network namespaces, whose nodes are killed in mid-run (TRANSPORT=collective)
-	@$(BIN)/python scripts/test_ray --transport $(or $(TRANSPORT),http)
+test-ray: setup ## train on a Ray cluster of network namespaces, whose nodes are killed in mid-run (TRANSPORT=collective; AGENT=1)
+	@$(BIN)/python scripts/test_ray --transport $(or $(TRANSPORT),http) $(if $(AGENT),--agent)
 
 test-sandbox: setup ## run every reference solution of HumanEval and MBPP (AGENT_R1_REAL_DATA) in the sandbox
 	@$(BIN)/python scripts/test_sandbox

@@ -1,4 +1,4 @@
-"""The Serve configuration of a run: one application for rollout, for reward and for each tool.
+"""The Serve configuration of a run: one application for each service but the learner.
 
 Config --> `serve_config` --> up.py, which deploys it, or a file for `serve deploy`. Imports no ray.
 """
@@ -6,13 +6,14 @@ Config --> `serve_config` --> up.py, which deploys it, or a file for `serve depl
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from agent_r1.config.host_settings import redis_option
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ENV_PREFIX, ConfigError
-from agent_r1.tools.config import ToolConfig
+from agent_r1.runtime.config import StrictConfig
+from agent_r1_proto.agents import AGENTS
 from agent_r1_proto.run_bundle import TOOL_FILES
 
 BUILD = "agent_r1_deploy.ray.serve:build"
@@ -23,6 +24,8 @@ STOP_MARGIN_S = 10.0
 HEALTH_PERIOD_S = 5.0
 OF_A_HOST = {*TOOL_FILES, "host", "port", "advertise_host", "index_dir", "url", "settings"}
 """Keys of a tool's table that the bundle of the run or the node decides."""
+OF_AN_AGENTS_HOST = {"gateway", "wire", "service", "env"}
+"""The same of [agent]; `env` may hold secrets."""
 
 
 def require_redis(config: Config) -> str:
@@ -46,15 +49,10 @@ def serve_config(config: Config) -> dict[str, Any]:
     Raises:
         ConfigError: Redis is not named, or with a password.
     """
-    if config.agent is not None:
-        raise ConfigError(
-            "[agent] does not run on Ray yet: gateways and agents are started by `agent-r1 train` "
-            "on one machine, or by hand (`agent-r1 serve gateway`, `agent-r1 serve agents`)"
-        )
     table = config.ray
     tools = [
-        _application(config, name, table.tool_replicas, table.tool_resources, _own_keys(name, tool))
-        for name, tool in config.started_tools().items()
+        _application(config, name, table.tool_replicas, table.tool_resources, options)
+        for name, options in tool_options(config).items()
     ]
     reward = _application(config, "reward", table.reward_replicas, table.reward_resources)
     rollout = _application(config, "rollout", table.rollout_replicas, table.rollout_resources)
@@ -109,10 +107,22 @@ def _application(
     }
 
 
-def _own_keys(name: str, tool: ToolConfig) -> list[str]:
-    """Return the keys that a tool's table sets, so that changing one is a new version for Serve."""
-    values = tool.model_dump(mode="json", include=tool.model_fields_set - OF_A_HOST)
-    return [f"tools.{name}.{key}={json.dumps(value)}" for key, value in sorted(values.items())]
+def tool_options(config: Config) -> dict[str, list[str]]:
+    """Return the options of tools, and with [agent] of agents and gateway, by their names."""
+    found = {
+        name: _own_keys(f"tools.{name}", tool, OF_A_HOST)
+        for name, tool in config.started_tools().items()
+    }
+    if config.agent is not None:
+        keys = _own_keys("agent", config.agent, OF_AN_AGENTS_HOST)
+        found |= dict.fromkeys((AGENTS, "gateway"), keys)
+    return found
+
+
+def _own_keys(table: str, values: StrictConfig, left_out: Set[str]) -> list[str]:
+    """Return the keys that a table sets, so that changing one is a new version for Serve."""
+    own = values.model_dump(mode="json", include=values.model_fields_set - left_out)
+    return [f"{table}.{key}={json.dumps(value)}" for key, value in sorted(own.items())]
 
 
 def actor_options(resources: Mapping[str, float]) -> dict[str, Any]:

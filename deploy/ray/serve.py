@@ -1,4 +1,4 @@
-"""Serve applications: a replica runs one rollout server, reward worker or tool instance.
+"""Serve applications: a replica runs one process of a service: a rollout server, a tool, a gateway.
 
 `serve deploy` or up.py --arguments--> `build` --> Replica --process.py--> `agent-r1 serve SERVICE
 --join RUN_ID`, which takes everything from the learner and announces its own address in Redis.
@@ -41,7 +41,7 @@ class Arguments(StrictConfig):
     """Of one application."""
 
     service: str
-    """`rollout`, `reward`, or the name of a tool."""
+    """`rollout`, `reward`, `gateway`, `agents`, or the name of a tool."""
     run_id: str
     redis_url: str
     """Without a password, which is in the environment of the nodes."""

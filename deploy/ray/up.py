@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import shlex
 import sys
@@ -25,7 +26,7 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 
 from agent_r1.config.run import Config, ConfigError
 from agent_r1.runtime.exit_status import EXIT_FAILED, EXIT_INTERRUPTED, STOP_SIGNALS
-from agent_r1_deploy.ray.applications import require_redis, serve_config
+from agent_r1_deploy.ray.applications import require_redis, serve_config, tool_options
 
 ADDRESS_VARIABLES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
 RUN_KEY = "agent_r1_run"
@@ -273,7 +274,7 @@ def _cluster(config: Config, *, may_start: bool) -> Iterator[Cluster]:
 
 def cpus_of(config: Config) -> int:
     """Return how many CPUs a cluster needs for a run, of those that Ray counts."""
-    table, tools = config.ray, len(config.started_tools())
+    table, tools = config.ray, len(tool_options(config))
     servers = max(table.rollout_replicas, table.max_rollout_replicas or 0)
     parts = (
         (config.engine.ranks, table.rank_resources),
@@ -282,4 +283,4 @@ def cpus_of(config: Config) -> int:
         (table.reward_replicas, table.reward_resources),
     )
     cpus = sum(count * resources.get("CPU", 0) for count, resources in parts)
-    return max(round(cpus + 0.5), os.cpu_count() or 1)
+    return max(math.ceil(cpus), os.cpu_count() or 1)

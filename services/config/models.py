@@ -16,21 +16,24 @@ MODEL_KEY: Key = ("model", "path")
 CRITIC_KEY: Key = ("learner", "critic_path")
 
 
-def fetch_models(config: Config, report: Callable[[str], None]) -> dict[Key, Path]:
+def fetch_models(
+    config: Config, report: Callable[[str], None], *, small: bool = False
+) -> dict[Key, Path]:
     """Return the folders of the models that are names on a hub, by key; the others need nothing.
 
     Args:
         config: names them.
         report: is told how far a download is.
+        small: the weights, and what only the learner reads, are not needed.
 
     Raises:
         HubError: the hub does not provide one, or the disk is too small for it.
     """
     named = {MODEL_KEY: (config.model.path, config.model.revision)}
-    if config.learner.critic_path is not None:
+    if config.learner.critic_path is not None and not small:
         named[CRITIC_KEY] = (config.learner.critic_path, None)
     return {
-        key: model_folder(path, revision, key=dotted(key), report=report)
+        key: model_folder(path, revision, key=dotted(key), small=small, report=report)
         for key, (path, revision) in named.items()
         if not Path(path).is_dir()
     }

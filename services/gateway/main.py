@@ -53,7 +53,6 @@ logger = logging.getLogger(__name__)
 
 NAME = "gateway"
 WORKER_STOP_TIMEOUT_S = 15.0
-AGENTS_START_S = 60.0
 RETRIES = 6
 
 
@@ -77,6 +76,8 @@ class GatewaySettings:
     """Base URL of every tool that agents may call, by name; None: it announces itself."""
     tool_timeout_s: float
     """`env.tool_timeout_s`."""
+    tool_start_timeout_s: float
+    """`rollout.tool_start_timeout_s`: for agents and tools to be there."""
     announce_dir: Path | None = None
     """Folder of the launcher's announcements; None writes none."""
 
@@ -157,7 +158,7 @@ async def _serve_samples(settings: GatewaySettings, chat: ChatFormat) -> None:
         registry = Registry(broker)
         tools = _tool_client(settings, broker, server_id)
         stack.push_async_callback(tools.stop)
-        await tools.start(AGENTS_START_S)
+        await tools.start(settings.tool_start_timeout_s)
         servers = await stack.enter_async_context(RolloutServers(registry, token))
         attempts = AgentAttempts(
             broker=broker,

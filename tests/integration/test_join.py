@@ -17,6 +17,7 @@ from agent_r1.cli.services import join as join_module
 from agent_r1.cli.services.join import join
 from agent_r1.cli.services.pull_bundle import BundlePart, BundlePuller
 from agent_r1.config.run import Config, dump_config, load_config
+from agent_r1.gateway.config import AgentConfig
 from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.server import serve_learner
 from agent_r1.learner.weights.publisher import make_transport
@@ -117,6 +118,39 @@ def test_a_rollout_server_gets_model_and_plugins(scene: Config, redis_url: str, 
     assert joined.learner == scene.learner
     # The others' files stay where they are.
     assert search_of(joined).corpus == search_of(scene).corpus
+
+
+@pytest.fixture
+def with_agent(scene: Config) -> Config:
+    """The same run, with an agent whose key and files this host has not."""
+    agent = AgentConfig(command=["true"], env={"API_KEY": "secret"}, show=["/proc/self/status"])
+    return scene.model_copy(update={"agent": agent.model_copy(update={"show": ["/not/here"]})})
+
+
+def test_a_gateway_gets_the_tokenizer_and_listens_for_services_and_agents(
+    with_agent: Config, redis_url: str, tmp_path: Path
+):
+    with learner(with_agent, redis_url, tmp_path / "run"):
+        joined = join(with_agent.run.id, "gateway", redis_url, [])
+    names = {file.name for file in Path(joined.model.path).iterdir()}
+    assert "tokenizer.json" in names
+    assert "model.safetensors" in {file.name for file in Path(with_agent.model.path).iterdir()}
+    assert "model.safetensors" not in names
+    assert joined.agent is not None
+    assert (joined.agent.gateway.host, joined.agent.wire.host) == ("127.0.0.1", "127.0.0.1")
+
+
+def test_agents_join_with_what_this_host_gives_them(
+    with_agent: Config, redis_url: str, tmp_path: Path
+):
+    own = ['agent.env={API_KEY = "own"}', "agent.show=[]"]
+    with learner(with_agent, redis_url, tmp_path / "run"):
+        joined = join(with_agent.run.id, "agents", redis_url, own)
+    (plugins,) = map(Path, joined.run.plugins)
+    assert plugins.is_relative_to(tmp_path / "joining")
+    assert joined.agent is not None
+    assert (joined.agent.command, joined.agent.env) == (["true"], {"API_KEY": "own"})
+    assert joined.served_tools()["agents"].host == "127.0.0.1"
 
 
 def test_a_tool_gets_its_corpus_and_no_model(scene: Config, redis_url: str, tmp_path: Path):

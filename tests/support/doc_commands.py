@@ -37,6 +37,7 @@ ELSEWHERE = {
         "tests/integration/test_reward_model.py"
     ),
     ("docs/deploy/compose.md", "docker"): "scripts/test_docker",
+    ("docs/deploy/compose.md", "CONFIG="): "scripts/test_docker",
     ("docs/deploy/compose.md", "cp .env.example"): "tests/unit/test_quality_compose.py",
     ("docs/deploy/compose.md", "LEARNER_GPUS="): "tests/unit/test_quality_compose.py",
     ("docs/deploy/compose.md", "PLUGINS="): "tests/unit/test_quality_compose.py",

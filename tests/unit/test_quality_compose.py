@@ -197,13 +197,14 @@ def test_a_service_is_no_root_or_becomes_the_owner_of_a_folder_first(name: str) 
 
 @pytest.mark.parametrize("kind", FILES)
 def test_services_that_run_programs_may_make_sandboxes_and_have_limits(kind: str) -> None:
-    for name in ("python", "code"):
+    for name in ("python", "code", "agents"):
         service = FILES[kind][name]
         assert "seccomp=deploy/docker/seccomp-python-exec.json" in service["security_opt"]
         assert "no-new-privileges:true" in service["security_opt"]
         assert service["cap_drop"] == ["ALL"]
         assert {"mem_limit", "pids_limit"} <= set(service)
-        assert service["volumes"] == ["sandbox-secrets:/secrets:ro"]  # which no sandbox shows
+        code = [one for one in service["volumes"] if not one.endswith(":/plugins:ro")]
+        assert code == ["sandbox-secrets:/secrets:ro"]  # which no sandbox shows
 
 
 def test_services_that_run_programs_start_with_a_profile_each() -> None:
@@ -219,9 +220,19 @@ def test_services_that_run_programs_start_with_a_profile_each() -> None:
     assert named == COMPOSE_PROFILES
 
 
+@pytest.mark.parametrize("kind", FILES)
+def test_without_their_profile_no_agents_start_and_nobody_waits_for_them(kind: str) -> None:
+    services = FILES[kind]
+    with_agents = {name for name, one in services.items() if "agent" in one.get("profiles", [])}
+    assert with_agents == {"gateway", "agents"}
+    for name in services.keys() - with_agents:
+        assert not with_agents & services[name].get("depends_on", {}).keys()
+    assert services["gateway"]["depends_on"]["agents"] == {"condition": "service_healthy"}
+
+
 @pytest.mark.parametrize("kind", ["code-gpu", "code-cpu"])
 def test_a_run_with_code_tests_starts_and_names_nothing_of_search(kind: str) -> None:
-    left_out = {"search", "observe", "python"}
+    left_out = {"search", "observe", "python", "agent"}
     started = {n: s for n, s in FILES[kind].items() if not left_out & set(s.get("profiles", []))}
     ours = {"code", "reward", "rollout", "learner"}
     assert started.keys() == {"init", "redis", *ours}
@@ -274,6 +285,8 @@ def test_every_variable_of_a_service_is_known_to_it(name: str, tmp_path: Path) -
         file, options = None, [f"tools.{name}.type={arguments.config}", "model.path=none"]
     else:
         file = REPOSITORY / file
+    if arguments.service in ("gateway", "agents"):  # for runs with such a table
+        options.append('agent.command=["true"]')
     config = load_config(file, options, environ=environment).config
     if not name.startswith("tool"):
         assert (config.learner.transport, str(config.learner.weights_dir)) == ("file", WEIGHTS_DIR)
@@ -299,7 +312,7 @@ def test_services_wait_only_for_services_with_that_name() -> None:
 def test_the_port_of_each_healthcheck_is_the_port_the_service_binds(name: str) -> None:
     service = SERVING[name]
     text = json.dumps(service["environment"]) + " ".join(service["command"]).replace(".", "__")
-    ports = set(re.findall(r"(?i)__port\W+(\d+)", text))
+    ports = set(re.findall(r"(?i)(?<!wire)__port\W+(\d+)", text))
     check = service["healthcheck"]["test"]
     if check[1].endswith("/rollout-servers"):  # reads the port from the environment
         assert check[2] == "--healthy"
@@ -312,7 +325,8 @@ def test_each_of_several_containers_is_announced_by_its_own_address(name: str) -
     service = SERVING[name]
     named = {k: v for k, v in service["environment"].items() if k.endswith("__ADVERTISE_HOST")}
     options = [word for word in service["command"] if ".advertise_host=" in word]
-    assert [*named.values(), *(word.partition("=")[2] for word in options)] == [OWN_ADDRESS]
+    given = [*named.values(), *(word.partition("=")[2] for word in options)]
+    assert given == [OWN_ADDRESS] * (2 if name.startswith("gateway") else 1)  # two ports
     assert not {"container_name", "hostname", "ports"} & service.keys()
 
 
@@ -414,15 +428,17 @@ def requirements_of(name: str) -> list[str]:
 def test_an_image_gets_the_packages_of_its_service() -> None:
     packages = {
         name: {re.split(r"[<>=\[;]", line)[0] for line in requirements_of(name)}
-        for name in ("search", "reward", "rollout", "learner")
+        for name in ("search", "reward", "gateway", "rollout", "learner")
     }
     assert all("fastapi" in names for names in packages.values())
-    for name in ("search", "reward", "learner"):  # vLLM brings it along
+    for name in ("search", "reward", "gateway", "learner"):  # vLLM brings it along
         assert "opentelemetry-sdk" in packages[name]
     assert {"tantivy", "sqlalchemy"} <= packages["search"]
     assert {"deepspeed", "datasets"} <= packages["learner"]  # it reads the tasks, too
     for name in ("search", "reward"):
         assert not packages[name] & {"torch", "vllm", "deepspeed", "transformers"}
+    assert {"openai", "transformers"} <= packages["gateway"]
+    assert not packages["gateway"] & {"torch", "vllm", "deepspeed"}
     # Its image brings vLLM.
     assert "zstandard" in packages["rollout"]
     assert "vllm" not in packages["rollout"]
@@ -463,11 +479,11 @@ def test_prometheus_asks_every_container_of_every_service() -> None:
     token = {"type": "Bearer", "credentials_file": "/secrets/token"}
     assert all(job["authorization"] == token for job in jobs.values())
     named: set[str] = set()
-    for job in ("tools", "reward"):
+    for job in ("tools", "reward", "gateway"):
         (found,) = jobs[job]["dns_sd_configs"]
         assert (found["type"], found["port"]) == ("A", 8001)
         named |= set(found["names"])
-    assert named == {"search", "python", "code", "tool", "reward"}
+    assert named == {"search", "python", "code", "tool", "agents", "reward", "gateway"}
     assert named <= FILES["plugins-gpu"].keys()
     learner = FILES["gpu"]["learner"]["environment"]
     port = learner["AGENT_R1__LEARNER__SERVER__PORT"]

@@ -13,7 +13,8 @@ import signal
 import subprocess
 import tarfile
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin
 
 import pytest
 import yaml
@@ -36,8 +37,13 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 KUBERNETES = REPOSITORY / "deploy" / "k8s"
 CHART = KUBERNETES / "chart"
 VALUES = {file.stem: file for file in sorted((KUBERNETES / "values").glob("*.yaml"))}
-ALONE = {name: [name] for name in VALUES if name not in ("sandboxes", "spot")} | {"default": []}
-SETS = ALONE | {"cpu-sandboxes": ["cpu", "sandboxes"], "gpu-node-spot": ["gpu-node", "spot"]}
+OVER = ("agent", "sandboxes", "spot")
+ALONE = {name: [name] for name in VALUES if name not in OVER} | {"default": []}
+SETS = ALONE | {
+    "cpu-sandboxes": ["cpu", "sandboxes"],
+    "cpu-agent": ["cpu", "agent"],
+    "gpu-node-spot": ["gpu-node", "spot"],
+}
 """The files as they are used: some are laid over others."""
 TEMPLATES = {file.name: file.read_text() for file in sorted((CHART / "templates").iterdir())}
 TEXT = "".join(TEMPLATES.values())
@@ -70,6 +76,8 @@ def has_key(model: type[BaseModel], path: list[str]) -> bool:
     if name not in model.model_fields:
         return False
     inner: Any = model.model_fields[name].annotation
+    if get_origin(inner) is UnionType:  # a table that may be left out
+        inner = get_args(inner)[0]
     is_table = isinstance(inner, type) and issubclass(inner, BaseModel)
     return not below or (is_table and has_key(inner, below))
 
@@ -266,6 +274,8 @@ def test_every_service_is_a_command_that_starts_with_its_variables(kind: str) ->
             "rollout": config.rollout,
             "reward": config.reward,
             "learner": config.learner.server,
+            "gateway": config.agent and config.agent.gateway,
+            "agents": config.agent and config.agent.service,
         }
         listen = tables.get(component, tool)
         assert listen is not None
@@ -362,6 +372,44 @@ def test_weights_may_be_sent_from_the_learner_to_rollout_servers_whose_network_l
         assert one["ingress"] == [{"from": selected}]
     without = render([], "--set", "networkPolicies.enabled=true")
     assert not [one for one in without if one["metadata"]["name"].endswith("-weights")]
+
+
+def test_agents_and_their_gateway_are_there_if_and_only_if_somebody_asked() -> None:
+    policies = ("--set", "networkPolicies.enabled=true")
+    before = {(one["kind"], one["metadata"]["name"]) for one in render(["cpu"], *policies)}
+    found = {
+        (one["kind"], one["metadata"]["name"]): one for one in render(["cpu", "agent"], *policies)
+    }
+    added = {key: found[key] for key in found.keys() - before}
+    assert before <= found.keys() | {("Job", learner_job())}  # that of another configuration
+    assert {key for key in added if key[0] != "Job"} == {
+        ("Deployment", f"{RELEASE}-gateway"),
+        ("Deployment", f"{RELEASE}-agents"),
+        ("PodDisruptionBudget", f"{RELEASE}-gateway"),
+        ("PodDisruptionBudget", f"{RELEASE}-agents"),
+        ("NetworkPolicy", f"{RELEASE}-agents"),
+        ("NetworkPolicy", f"{RELEASE}-wire"),
+    }
+
+
+def test_agents_run_in_sandboxes_and_they_alone_reach_the_port_of_sessions() -> None:
+    found = render(["cpu", "agent"], "--set", "networkPolicies.enabled=true")
+    pods = pods_of(found)
+    profile = DEFAULTS["sandbox"]["seccompProfile"]
+    assert pods["agents"]["securityContext"]["seccompProfile"] == profile
+    assert pods["gateway"]["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
+    (container,) = pods["gateway"]["containers"]
+    environment = {one["name"]: one.get("value") for one in container["env"]}
+    port = int(environment["AGENT_R1__AGENT__WIRE__PORT"])
+    policies = {one["metadata"]["name"]: one["spec"] for one in found if "Policy" in one["kind"]}
+    entry = policies[f"{RELEASE}-wire"]["ingress"]
+    agents, gateway = (policies[f"{RELEASE}-{name}"]["podSelector"] for name in ("agents", "wire"))
+    assert entry == [{"from": [{"podSelector": agents}], "ports": [{"port": port}]}]
+    exits = policies[f"{RELEASE}-agents"]["egress"]
+    assert exits[1:] == [{"to": [{"podSelector": gateway}], "ports": [{"port": port}]}]
+    assert {one["port"] for one in exits[0]["ports"]} == {6379, 53}
+    open_to_all = policies[f"{RELEASE}-services"]["ingress"][0]["ports"]
+    assert open_to_all == [{"port": 8001}]
 
 
 def test_ranks_are_the_pods_of_the_job_times_those_of_each() -> None:

@@ -38,6 +38,7 @@ from agent_r1.runtime.http.guard import is_loopback
 from agent_r1.runtime.http.serving import require_token
 from agent_r1.runtime.http.token import RunToken, find_token
 from agent_r1.weights.download import pull_client
+from agent_r1_proto.agents import AGENTS
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.run_bundle import (
     TOOL_FILES,
@@ -64,7 +65,8 @@ def join(run_id: str, service: str, redis_url: str | None, options: Sequence[str
 
     Args:
         run_id: of the run.
-        service: rollout, reward, or the name of a tool; `tool` where the run starts only one.
+        service: rollout, reward, gateway, agents, or the name of a tool; `tool` where the run
+            starts only one.
         redis_url: address without a password; None where a variable or an option has it.
         options: `KEY=VALUE` texts, as given to `--set`.
 
@@ -172,7 +174,7 @@ def _usable(offer: JoinOffer, address: str) -> str:
 
 
 def _served(config: Mapping[str, Any], service: str) -> str:
-    """Return the service that is meant: rollout, reward, or the name of a tool.
+    """Return the service that is meant: rollout, reward, gateway, agents, or the name of a tool.
 
     Raises:
         ConfigError: the run has none of that name.
@@ -180,6 +182,8 @@ def _served(config: Mapping[str, Any], service: str) -> str:
     started = sorted(name for name, tool in config["tools"].items() if tool.get("url") is None)
     if service == "tool" and len(started) == 1:
         return started[0]
+    if config.get("agent") is not None:
+        started += [AGENTS, "gateway"]
     if service not in ("rollout", "reward", *started):
         raise ConfigError(
             f"--join cannot serve {service!r}; a host can join as rollout, as reward, or as one of "
@@ -192,6 +196,8 @@ def _needed(config: Mapping[str, Any], service: str) -> list[BundlePart]:
     """Return the parts of the bundle that a service needs."""
     plugins = enumerate(config["run"]["plugins"])
     parts = [BundlePart(plugin_part(i), ("run", "plugins", i), entry) for i, entry in plugins]
+    if service == "gateway":  # for the tokenizer
+        parts.append(BundlePart(model_part(), ("model", "path"), left_out=(".safetensors", ".bin")))
     if service == "rollout":
         parts.append(BundlePart(model_part(), ("model", "path")))
         if (config["model"].get("lora") or {}).get("path") is not None:
@@ -213,8 +219,21 @@ def _for_this_host(
     for name, tool in changed["tools"].items():
         if name != service:
             tool.pop("settings", None)  # they may be secrets, which the bundle has not
-    table = changed["tools"][service] if service in changed["tools"] else changed[service]
-    table |= {"host": address, "advertise_host": None}
+    if service != AGENTS:
+        agent = changed.get("agent") or {}
+        agent.pop("env", None)  # for the same reason
+        agent.pop("show", None)  # what it names must be there
+    for table in _listening(changed, service):
+        table |= {"host": address, "advertise_host": None}
     if service == "rollout":
-        table["server_id"] = None
+        changed["rollout"]["server_id"] = None
     return changed
+
+
+def _listening(config: dict[str, Any], service: str) -> list[dict[str, Any]]:
+    """Return the tables that say where a service listens."""
+    if service == AGENTS:
+        return [config["agent"]["service"]]
+    if service == "gateway":
+        return [config["agent"]["gateway"], config["agent"]["wire"]]
+    return [config["tools"].get(service) or config[service]]

@@ -36,6 +36,8 @@ class BundlePart:
     """Key, and index in a list of values."""
     package: str = ""
     """An entry of `run.plugins`, which may be an installed package."""
+    left_out: tuple[str, ...] = ()
+    """Ends of the names of files that are not needed."""
 
     @property
     def key(self) -> str:
@@ -109,7 +111,11 @@ class BundlePuller:
             TransferError: it does not arrive, or there is no room for it.
         """
         bundle = self.bundle
-        files = [one for one in bundle.files if one.part == part.name]
+        files = [
+            one
+            for one in bundle.files
+            if one.part == part.name and not one.path.endswith(part.left_out)
+        ]
         here = part.value_in(self.own)
         if here is not None:
             await asyncio.to_thread(_compare, part, str(here), files)

@@ -122,7 +122,7 @@ def _configured(arguments: argparse.Namespace) -> Config:
 
 def _joined(arguments: argparse.Namespace) -> Config:
     if arguments.service == "learner":
-        raise ConfigError("--join is for rollout, reward and tools; a run has one learner")
+        raise ConfigError("--join is for every other service; a run has one learner")
     from agent_r1.cli.services.join import join
 
     return join(
@@ -237,7 +237,7 @@ def _tool_class(name: str) -> tuple[str, list[str]]:
 
 
 def _serve_gateway(named: Config, arguments: argparse.Namespace) -> int:
-    config = with_folders(named)
+    config = with_models(named, fetch_models(named, logger.info, small=True))
     _redis(config)
     if config.agent is None:
         raise ConfigError("gateway serves agents, and the configuration has no table [agent]")
@@ -256,6 +256,7 @@ def _serve_gateway(named: Config, arguments: argparse.Namespace) -> int:
             max_tokens_per_turn=config.env.max_tokens_per_turn,
             tools={name: tool.url for name, tool in config.tools.items()},
             tool_timeout_s=config.env.tool_timeout_s,
+            tool_start_timeout_s=config.rollout.tool_start_timeout_s,
             announce_dir=arguments.announce_dir,
         )
     )

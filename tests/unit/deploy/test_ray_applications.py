@@ -109,9 +109,23 @@ def test_a_redis_that_nodes_cannot_find_or_with_a_password_is_refused():
         serve_config(load('redis.url="redis://:secret@redis:6379/0"'))
 
 
-def test_agents_are_refused_before_anything_is_deployed():
-    with pytest.raises(ConfigError, match="serve gateway"):
-        serve_config(load('agent.command=["true"]'))
+AGENT = ('agent.command=["python3", "/app/agent.py"]', 'agent.env={API_KEY = "secret"}')
+
+
+def test_a_run_with_an_agent_has_applications_for_it_and_for_the_gateway():
+    found = applications(*AGENT)
+    assert list(found) == ["search", "agents", "gateway", "reward", "rollout"]
+    ServeDeploySchema.model_validate(serve_config(load(*AGENT)))
+    for name in ("agents", "gateway"):
+        # Neither where they listen, nor what may be a secret.
+        options = found[name]["args"]["options"]
+        assert options == ['agent.command=["python3", "/app/agent.py"]']
+        assert load(*options).agent == load(AGENT[0]).agent
+
+
+def test_a_changed_key_of_an_agent_changes_its_service_and_the_gateway_alone():
+    before, after = applications(*AGENT), applications(*AGENT, "agent.timeout_s=20")
+    assert [name for name in before if before[name] != after[name]] == ["agents", "gateway"]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +153,10 @@ def test_resources_are_options_of_an_actor():
 def test_a_local_cluster_has_room_for_the_run(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     # 2 ranks of 1, 3 servers of 1, one tool and one reward worker of 0.5 each.
-    assert cpus_of(load("engine.ranks=2", "ray.max_rollout_replicas=3")) == 6
+    options = ("engine.ranks=2", "ray.max_rollout_replicas=3")
+    assert cpus_of(load(*options)) == 6
+    # Agents and gateway are placed as tools are.
+    assert cpus_of(load(*options, *AGENT)) == 7
 
 
 def test_ranks_get_the_options_of_the_job_and_weights_travel_over_http():
