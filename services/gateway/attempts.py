@@ -166,6 +166,7 @@ class AgentAttempts:
             if not journal.is_taken and (session.over is not None or not self.is_stopping):
                 ending = (self.tools.close_session(n, session_id) for n in (AGENTS, *session.tools))
                 await asyncio.shield(asyncio.gather(*ending))
+        assert session.over is not None
         trajectory = self._trajectory(session, session.over)
         self.on_end(session, trajectory)
         return trajectory

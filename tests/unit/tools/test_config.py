@@ -199,5 +199,6 @@ def test_a_tool_that_runs_elsewhere_is_not_served_here():
             run=RunConfig(),
             redis=RedisConfig(),
             tool=ToolConfig(url="http://x"),
+            token=None,
             announce_dir=None,
         )
