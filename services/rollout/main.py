@@ -1,6 +1,6 @@
 """Starts one rollout server: engine, chat format, tools, stream worker and HTTP routes.
 
-`cli/training/train.py` calls `serve` with the tables of one run. Samples come from the stream
+`cli/services/serve.py` calls `serve` with the tables of one run. Samples come from the stream
 `tasks`, weights from the learner's snapshots; trajectories go to the stream `trajectories`.
 """
 

@@ -1,6 +1,6 @@
 """Starts one tool service: builds the tool, binds, announces itself, drains on SIGTERM.
 
-`cli/training/train.py` calls `serve` with the tables of one run; rollout calls the service.
+`cli/services/serve.py` calls `serve` with the tables of one run; rollout calls the service.
 """
 
 from __future__ import annotations
