@@ -104,7 +104,7 @@ RENAMED = {
     "doctor": "check",
     "estimate": "check CONFIG",
     "config check": "check CONFIG",
-    "tools list": "status RUN (or --redis URL --pool NAME)",
+    "tools list": "status RUN",
     "rollout list": "status RUN",
     "reward list": "status RUN",
     "dead-letters list": "status RUN",
