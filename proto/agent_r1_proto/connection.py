@@ -230,8 +230,9 @@ class RedisConnection:
 
         async def look() -> bool:
             pattern = f"{self.keys.prefix}*"
-            async for _ in self.redis.scan_iter(match=pattern, count=1000):
-                return True
+            async for key in self.redis.scan_iter(match=pattern, count=1000):
+                if key != self.keys.probe.encode():  # which an asker writes itself
+                    return True
             return False
 
         return await self.retrying(look, "look for the run")

