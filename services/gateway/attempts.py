@@ -80,6 +80,13 @@ class AgentAttempts:
             WireError: there is none of that id and key.
         """
         session = self._open.get(session_id)
+        if session is None and self.is_stopping:  # SDKs give up at 401, and try again at 503
+            raise WireError(
+                "unavailable",
+                "this gateway stops, and another one goes on with the session; send the request "
+                "again",
+                retry_after_s=1.0,
+            )
         expected = "" if session is None else session.key
         if not hmac.compare_digest(expected.encode(), key.encode()) or session is None:
             raise WireError(

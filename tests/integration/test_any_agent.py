@@ -13,6 +13,7 @@ import pytest
 
 from agent_r1.gateway.config import AgentConfig
 from agent_r1.gateway.session import SessionRules
+from agent_r1.gateway.wire import WireError
 from agent_r1.text.chat_format import ChatFormat
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import Decoding, Task
@@ -159,6 +160,9 @@ async def test_an_agent_outlives_a_gateway_that_is_stopped(
         attempts.is_stopping = True
         first.cancel()
         await asyncio.wait([first])
+        with pytest.raises(WireError, match="another one goes on") as refused:
+            attempts.find("it", "key")
+        assert refused.value.kind == "unavailable"  # which an agent outlives
         policy.answering.set()
         trajectory = await attempts.run(rollout)
     assert (trajectory.status, trajectory.reason) == ("COMPLETED", "answer")
