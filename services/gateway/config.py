@@ -39,7 +39,8 @@ class AgentConfig(AgentSettings):
     """Regular expressions of text that the agent changes in every request, such as a clock in its
     system prompt: it is shown as it was at first."""
     allow_constrained: bool = False
-    """Serve requests that force what is written (a grammar, a tool choice), untrained."""
+    """Answer requests that ask to force what is written (a grammar, a tool choice) instead of
+    refusing them. Nothing is forced, and the answer is not trained."""
     gateway: ListenConfig = ListenConfig()
     """Where the gateway listens for the services of the run."""
     wire: ListenConfig = ListenConfig()
