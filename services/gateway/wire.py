@@ -5,6 +5,7 @@ An agent --HTTP--> wires/chat.py --`Asked`--> session.py --`Said`, `Ended`--> th
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -61,6 +62,11 @@ class Asked:
     """The client is told tokens as they come, and not the whole answer."""
     constrained: str = ""
     """What forces the answer (a grammar, a tool choice, a logit bias); "" where nothing does."""
+
+    @property
+    def limits(self) -> str:
+        """Where the answer ends at the latest, as text: equal for a retry of the request."""
+        return json.dumps([self.max_tokens, *self.stop])
 
 
 @dataclass(frozen=True)
@@ -141,8 +147,8 @@ class Session(Protocol):
 class Sessions(Protocol):
     """The sessions of this gateway."""
 
-    def find(self, session_id: str, key: str) -> Session:
-        """Return a session by its id and its key.
+    async def find(self, session_id: str, key: str) -> Session:
+        """Return a session by its id and its key; wait while no gateway has taken it yet.
 
         Raises:
             WireError: there is none, or it has ended.

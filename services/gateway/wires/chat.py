@@ -56,6 +56,8 @@ MAX_STOPS = 16
 """Most texts at which a turn ends."""
 _PENALTIES = {"frequency_penalty", "presence_penalty", "repetition_penalty"}
 _SAMPLING = {"temperature", "top_p", "top_k", "min_p", "seed"} | _PENALTIES
+_TEMPLATE = {"chat_template_kwargs", "enable_thinking", "reasoning", "thinking"}
+_TASKS_OWN = _SAMPLING | _TEMPLATE
 """Parameters that are the task's."""
 _CACHE = {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "prediction"}
 _EFFORT = {"reasoning_effort", "verbosity", "service_tier", "parallel_tool_calls"}
@@ -92,6 +94,33 @@ class _OfferedTool(_Body):
     cache_control: JsonValue = None
 
 
+class _Named(_Body):
+    name: str
+
+
+class _ToolName(_Body):
+    type: Literal["function"]
+    function: _Named
+
+
+class _AllowedTools(_Body):
+    mode: Literal["auto", "required"]
+    tools: list[_ToolName]
+
+
+class _ToolChoice(_Body):
+    type: Literal["function", "custom", "allowed_tools"]
+    function: _Named | None = None
+    custom: _Named | None = None
+    allowed_tools: _AllowedTools | None = None
+
+
+class _ResponseFormat(_Body):
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+
+
 class _StreamOptions(_Body):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
@@ -105,8 +134,8 @@ class ChatRequest(_Body):
     messages: Annotated[list[dict[str, JsonValue]], Field(min_length=1, fail_fast=True)]
     model: str
     tools: Annotated[list[_OfferedTool] | None, Field(max_length=1024, fail_fast=True)] = None
-    tool_choice: Literal["auto", "none", "required"] | dict[str, JsonValue] | None = None
-    response_format: dict[str, JsonValue] | None = None
+    tool_choice: Literal["auto", "none", "required"] | _ToolChoice | None = None
+    response_format: _ResponseFormat | None = None
     logit_bias: dict[str, JsonValue] | None = None
     max_tokens: Annotated[int | None, Field(ge=1)] = None
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
@@ -120,9 +149,11 @@ class ChatRequest(_Body):
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
-        unknown = sorted(self.others.keys() - _SAMPLING - _CHANGES_NOTHING)
+        given = {name for name, value in self.others.items() if value is not None}
+        unknown = sorted(given - _TASKS_OWN - _CHANGES_NOTHING)
         if unknown:
-            raise ValueError(f"unknown fields: {', '.join(unknown[:8])}; leave them out")
+            names = ", ".join(f"{name:.40}" for name in unknown[:8])
+            raise ValueError(f"unknown fields: {names}; leave them out")
         return self
 
     @property
@@ -143,16 +174,15 @@ class ChatRequest(_Body):
                 " of sampled tokens alone; leave it out",
             )
         messages = tuple(_read_message(i, message) for i, message in enumerate(self.messages))
-        if messages[-1].role not in ("user", "tool"):
+        if messages[-1].role == "assistant":
             _refuse(
                 "messages",
-                f"the last message is of role {messages[-1].role}; it must be the user's or a "
-                "tool's, which the policy answers",
+                "the last message is the assistant's; it must be one that the policy answers",
             )
-        offered = () if self.tool_choice == "none" else self.tools or ()
+        tools = [_read_tool(i, tool.function) for i, tool in enumerate(self.tools or ())]
         return Asked(
             messages=messages,
-            tools=tuple(_read_tool(i, tool.function) for i, tool in enumerate(offered)),
+            tools=tuple(tool for tool in tools if self._allows(tool.name)),
             max_tokens=self.max_completion_tokens or self.max_tokens,
             stop=self._stops(),
             n=self.n or 1,
@@ -169,19 +199,28 @@ class ChatRequest(_Body):
             )
         return tuple(stop for stop in stops if stop)
 
+    @property
+    def _allowed(self) -> _AllowedTools | None:
+        return self.tool_choice.allowed_tools if isinstance(self.tool_choice, _ToolChoice) else None
+
+    def _allows(self, tool: str) -> bool:
+        allowed = self._allowed
+        return self.tool_choice != "none" and (
+            allowed is None or any(one.function.name == tool for one in allowed.tools)
+        )
+
     def _constraint(self) -> str:
         """Return the field that forces the answer, and how; "" where none does."""
-        choice, form = self.tool_choice, (self.response_format or {}).get("type", "text")
-        if choice not in (None, "auto", "none"):
-            kind = "required" if isinstance(choice, str) else choice.get("type", "function")
-            return f"tool_choice {kind}"
-        if form != "text":
-            return f"response_format {form}"
+        choice, allowed, form = self.tool_choice, self._allowed, self.response_format
+        if choice not in (None, "auto", "none") and (allowed is None or allowed.mode != "auto"):
+            return f"tool_choice {choice if isinstance(choice, str) else choice.type}"
+        if form is not None and form.type != "text":
+            return f"response_format {form.type}"
         return "logit_bias" if self.logit_bias else ""
 
     def overruled(self) -> list[str]:
         """Return the names of its parameters that are the task's."""
-        return [name for name in _SAMPLING if self.others.get(name) is not None]
+        return [name for name in _TASKS_OWN if self.others.get(name) is not None]
 
 
 def add_chat(app: FastAPI, sessions: Sessions) -> None:
@@ -189,13 +228,9 @@ def add_chat(app: FastAPI, sessions: Sessions) -> None:
     noted: set[str] = set()
     started = int(time.time())
 
-    def find(request: Request, session_id: str) -> Session:
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        return sessions.find(session_id, key.strip() if scheme.lower() == "bearer" else "")
-
     @app.post("/sessions/{session_id}/v1/chat/completions")
     async def complete(session_id: str, request: Request) -> Response:
-        session = find(request, session_id)
+        session = await sessions.find(session_id, read_key(request))
         _check_type(request.headers.get("content-type", ""))
         try:
             body = parse_body(ChatRequest, await request.body())
@@ -210,7 +245,7 @@ def add_chat(app: FastAPI, sessions: Sessions) -> None:
 
     @app.get("/sessions/{session_id}/v1/models")
     async def models(session_id: str, request: Request) -> Response:
-        name = find(request, session_id).model
+        name = (await sessions.find(session_id, read_key(request))).model
         model = Model(id=name, created=started, object="model", owned_by="agent-r1")
         return JSONResponse({"object": "list", "data": [model.model_dump()]})
 
@@ -220,8 +255,17 @@ def add_chat(app: FastAPI, sessions: Sessions) -> None:
 
     @app.exception_handler(HTTPException)
     async def refuse_route(_: Request, error: HTTPException) -> Response:
-        text = f"{error.detail}; the routes are POST …/chat/completions and GET …/models"
+        text = (
+            f"{error.detail}; the routes of a session are POST /v1/chat/completions, GET "
+            "/v1/models, GET /tools and POST /tools/NAME"
+        )
         return JSONResponse(error_body(error.status_code, text), error.status_code, error.headers)
+
+
+def read_key(request: Request) -> str:
+    """Return the key of a session that a request has; "" without one."""
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
 
 
 def error_body(status: int, message: str) -> object:
@@ -256,12 +300,13 @@ def _check_type(content_type: str) -> None:
 def _read_message(index: int, given: dict[str, JsonValue]) -> ChatMessage:
     """Return a message without its reasoning: what the policy thought is known to the session."""
     fields = {k: v for k, v in given.items() if k not in (*_REASONING, "cache_control")}
-    is_said = fields.get("role") == "assistant"
-    if is_said and not any(fields.get(k) for k in ("content", "tool_calls", "function_call")):
-        fields["content"] = fields.get("refusal") or ""  # it thought, and said nothing
+    if not any(fields.get(k) for k in ("content", "tool_calls", "function_call")):
+        fields["content"] = fields.get("refusal") or ""  # it thought, or answered nothing
     try:
         if "role" not in fields:
             raise ValueError("role is missing; name who says it")
+        if isinstance(calls := fields.get("tool_calls"), list):
+            fields["tool_calls"] = [_read_call(call) for call in calls]
         message = ChatMessage.model_validate(fields)
         message.text()  # refuses images
         if message.tool_calls:  # JSON in JSON, in which half a surrogate pair comes in
@@ -269,6 +314,22 @@ def _read_message(index: int, given: dict[str, JsonValue]) -> ChatMessage:
     except (ValueError, RecursionError) as exc:
         _refuse(where := f"messages.{index}", f"{where}: {_problem(exc)}", exc)
     return message
+
+
+def _read_call(given: JsonValue) -> JsonValue:
+    """Return a call whose arguments are an object: what is none is an argument of that name."""
+    function = given.get("function") if isinstance(given, dict) else None
+    if not isinstance(given, dict) or not isinstance(function, dict):
+        return given
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str) or not arguments.strip():
+        return {**given, "function": {**function, "arguments": arguments or {}}}
+    try:
+        parsed: JsonValue = json.loads(arguments)
+    except ValueError:
+        parsed = arguments
+    whole: JsonValue = parsed if isinstance(parsed, dict) else {"arguments": parsed}
+    return {**given, "function": {**function, "arguments": whole}}
 
 
 def _read_tool(index: int, function: _Function) -> ToolSpec:
