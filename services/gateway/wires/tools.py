@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from agent_r1.gateway.wire import WireError
+from agent_r1.gateway.wires.http import key_of
 from agent_r1_proto.tools import ToolResult, ToolSpec
 
 _ARGUMENTS: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
@@ -41,12 +42,10 @@ class ToolSessions(Protocol[S]):
 
 
 def add_tools(app: FastAPI, sessions: ToolSessions[S]) -> None:
-    """Add the routes to an application that answers a `WireError`, as chat.py lets it."""
+    """Add the routes to an application that answers a `WireError`, as that of app.py does."""
 
     def session_of(request: Request, session_id: str) -> S:
-        return sessions.find(
-            session_id, request.headers.get("authorization", "").removeprefix("Bearer ")
-        )
+        return sessions.find(session_id, key_of(request))
 
     @app.get("/sessions/{session_id}/tools")
     async def listing(session_id: str, request: Request) -> Response:
