@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
 
 from agent_r1.gateway.attempts import AgentAttempts
 from agent_r1.gateway.servers import RolloutServers
-from agent_r1.gateway.wires.chat import add_chat
+from agent_r1.gateway.wire import WireError
+from agent_r1.gateway.wires.chat import OPENAI_ERRORS, add_chat
+from agent_r1.gateway.wires.http import ErrorForm
 from agent_r1.gateway.wires.tools import add_tools
 from agent_r1.runtime.http.api import Route, describe
 from agent_r1_proto.messages import Message
@@ -39,6 +42,9 @@ ROUTES = (
         errors={"503": "No rollout server is announced."},
     ),
 )
+
+
+WIRE_ROUTES = "POST /v1/chat/completions, GET /v1/models, GET /tools and POST /tools/NAME"
 
 
 def create_app(*, server_id: str, servers: RolloutServers, in_flight: Callable[[], int]) -> FastAPI:
@@ -71,4 +77,24 @@ def create_wire(attempts: AgentAttempts) -> FastAPI:
     app = FastAPI(title="Agent-R1 sessions", docs_url=None, redoc_url=None, openapi_url=None)
     add_chat(app, attempts)
     add_tools(app, attempts)
+
+    @app.exception_handler(WireError)
+    async def refuse(request: Request, error: WireError) -> Response:
+        return _error_form(request.url.path).response(error)
+
+    @app.exception_handler(HTTPException)
+    async def refuse_route(request: Request, error: HTTPException) -> Response:
+        text = f"{error.detail}; the routes are {WIRE_ROUTES}"
+        content = error_body(request.url.path, error.status_code, text)
+        return JSONResponse(content, error.status_code, error.headers)
+
     return app
+
+
+def error_body(path: str, status: int, message: str) -> object:
+    """Return an error in the form of the wire that was called, for one that comes before it."""
+    return _error_form(path).body_of_status(status, message)
+
+
+def _error_form(path: str) -> ErrorForm:
+    return OPENAI_ERRORS

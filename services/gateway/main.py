@@ -20,13 +20,12 @@ from pydantic import JsonValue
 from agent_r1.attempts.tool_client import ToolClient
 from agent_r1.attempts.tool_discovery import ToolDirectory
 from agent_r1.attempts.worker import SampleWorker
-from agent_r1.gateway.app import create_app, create_wire
+from agent_r1.gateway.app import create_app, create_wire, error_body
 from agent_r1.gateway.attempts import AgentAttempts
 from agent_r1.gateway.config import AgentConfig
 from agent_r1.gateway.metrics import GatewayMetrics
 from agent_r1.gateway.servers import RolloutServers
 from agent_r1.gateway.session import SessionRules
-from agent_r1.gateway.wires.chat import error_body
 from agent_r1.runtime.announcements import make_consumer_name, write_announcement
 from agent_r1.runtime.config import ModelConfig, RedisConfig, RunConfig
 from agent_r1.runtime.http.serving import (

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from agent_r1.gateway.wire import WireError
-from agent_r1.gateway.wires.chat import read_key
+from agent_r1.gateway.wires.http import key_of
 from agent_r1_proto.tools import ToolResult, ToolSpec
 
 _ARGUMENTS: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
@@ -42,16 +42,16 @@ class ToolSessions(Protocol[S]):
 
 
 def add_tools(app: FastAPI, sessions: ToolSessions[S]) -> None:
-    """Add the routes to an application that answers a `WireError`, as chat.py lets it."""
+    """Add the routes to an application that answers a `WireError`, as that of app.py does."""
 
     @app.get("/sessions/{session_id}/tools")
     async def listing(session_id: str, request: Request) -> Response:
-        offered = sessions.offered(await sessions.find(session_id, read_key(request)))
+        offered = sessions.offered(await sessions.find(session_id, key_of(request)))
         return JSONResponse([spec.as_function() for spec in offered.values()])
 
     @app.post("/sessions/{session_id}/tools/{name}")
     async def call(session_id: str, name: str, request: Request) -> Response:
-        session = await sessions.find(session_id, read_key(request))
+        session = await sessions.find(session_id, key_of(request))
         try:
             arguments = _ARGUMENTS.validate_json(await request.body())
         except ValidationError as exc:

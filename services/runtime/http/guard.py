@@ -77,11 +77,11 @@ _MORE_HEADERS = {401: [(b"www-authenticate", b"Bearer")], 429: [(b"retry-after",
 _PRIVATE_SUFFIXES = (".localhost", ".svc", ".cluster.local")
 
 
-ErrorBody = Callable[[int, str], object]
-"""Gives the JSON of a refusal, from its status and its text."""
+ErrorBody = Callable[[str, int, str], object]
+"""Gives the JSON of a refusal, from the path that was called, its status and its text."""
 
 
-def detail(status: int, text: str) -> object:
+def detail(path: str, status: int, text: str) -> object:
     """Return a refusal as services write it."""
     return {"detail": text}
 
@@ -113,25 +113,27 @@ class HttpGuard:
         address = "" if scope["client"] is None else str(scope["client"][0])
         if self._is_flood(address):
             text = f"more than {MAX_REQUESTS_PER_S} requests in a second; wait a second"
-            await self._answer(send, 429, text)
+            await self._answer(scope, send, 429, text)
             return
         refusal = self._refuse_name(headers) or self._refuse_token(scope["path"], headers)
         if refusal is not None:
-            await self._answer(send, *refusal, unread=receive)
+            await self._answer(scope, send, *refusal, unread=receive)
             return
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 body = await _read_body(headers.get("content-length"), receive)
         except TimeoutError:
             text = f"the body did not arrive within {BODY_TIMEOUT_S:g} s; send it at once"
-            await self._answer(send, 408, text)
+            await self._answer(scope, send, 408, text)
         except _BodyTooLargeError:
             text = f"the body is over the limit of {MAX_BODY_BYTES} bytes; send less per request"
-            await self._answer(send, 413, text, unread=receive)
+            await self._answer(scope, send, 413, text, unread=receive)
         else:
             problem = None if body is None else _density_problem(body)
             if problem is not None:
-                await self._answer(send, 413, f"the body holds {problem}; send less per request")
+                await self._answer(
+                    scope, send, 413, f"the body holds {problem}; send less per request"
+                )
             elif body is not None:
                 await self._pass_on(scope, _replay(body, receive), send)
 
@@ -147,7 +149,9 @@ class HttpGuard:
             await self.app(scope, receive, note)
         except asyncio.CancelledError:  # by uvicorn alone, when the service ends
             if not started:
-                await self._answer(send, 503, "this service has ended; ask another one, or later")
+                await self._answer(
+                    scope, send, 503, "this service has ended; ask another one, or later"
+                )
 
     def _is_flood(self, address: str) -> bool:
         now = self.clock()
@@ -188,10 +192,10 @@ class HttpGuard:
         )
 
     async def _answer(
-        self, send: Send, status: int, text: str, *, unread: Receive | None = None
+        self, scope: Scope, send: Send, status: int, text: str, *, unread: Receive | None = None
     ) -> None:
         """Answer with an error, read on for a moment where a body is under way, and hang up."""
-        content = json.dumps(self.error_body(status, text)).encode()
+        content = json.dumps(self.error_body(scope["path"], status, text)).encode()
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(content)).encode()),

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai.types.chat import completion_create_params as params
 
+from agent_r1.gateway.app import create_wire, error_body
 from agent_r1.gateway.wire import (
     Asked,
     Begun,
@@ -30,6 +31,7 @@ from agent_r1.gateway.wire import (
     WireError,
 )
 from agent_r1.gateway.wires import chat
+from agent_r1.gateway.wires import http as wire_http
 from agent_r1.runtime.config import ListenConfig
 from agent_r1.runtime.http import serving as http
 from agent_r1.runtime.http.guard import HttpGuard
@@ -94,9 +96,8 @@ class FakeSessions:
 
 
 def wire(session: FakeSession) -> FastAPI:
-    app = FastAPI(openapi_url=None)
-    chat.add_chat(app, FakeSessions(session))
-    return app
+    sessions: Any = FakeSessions(session)
+    return create_wire(sessions)
 
 
 @contextlib.asynccontextmanager
@@ -105,7 +106,7 @@ async def served(session: FakeSession) -> AsyncIterator[tuple[str, int]]:
     listen = ListenConfig()
     with contextlib.closing(http.bind_unprotected("wire", listen)) as listener:
         port = listener.getsockname()[1]
-        async with http.serving(wire(session), listener, listen, None, chat.error_body):
+        async with http.serving(wire(session), listener, listen, None, error_body):
             yield f"http://127.0.0.1:{port}/sessions/one/v1", port
 
 
@@ -121,7 +122,7 @@ async def asking(session: FakeSession) -> AsyncIterator[Any]:
 
 def without_port(session: FakeSession) -> httpx.AsyncClient:
     """Return a client of the application and its guard, which needs no server."""
-    guarded = HttpGuard(wire(session), ListenConfig(), None, error_body=chat.error_body)
+    guarded = HttpGuard(wire(session), ListenConfig(), None, error_body=error_body)
     transport = httpx.ASGITransport(guarded)
     return httpx.AsyncClient(transport=transport, base_url="http://localhost/sessions/one/v1/")
 
@@ -556,7 +557,7 @@ async def test_a_client_that_goes_away_ends_what_is_sampled(stream: bool):
 
 
 async def test_a_client_that_never_reads_is_given_up(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(chat, "WRITE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(wire_http, "WRITE_TIMEOUT_S", 0.3)
     said = 0
 
     async def endless() -> AsyncGenerator[Event]:

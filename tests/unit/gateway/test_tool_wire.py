@@ -6,11 +6,9 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 
+from agent_r1.gateway.app import create_wire
 from agent_r1.gateway.wire import WireError
-from agent_r1.gateway.wires.chat import add_chat
-from agent_r1.gateway.wires.tools import add_tools
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tools import ToolResult, ToolSpec
 
@@ -37,12 +35,9 @@ class Sessions:
 
 @pytest.fixture
 async def client():
-    app = FastAPI(openapi_url=None)
     sessions: Any = Sessions()
-    add_chat(app, sessions)
-    add_tools(app, sessions)
     async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app),
+        transport=httpx.ASGITransport(create_wire(sessions)),
         base_url="http://gateway/sessions/one",
         headers={"authorization": f"Bearer {KEY}"},
     ) as opened:
