@@ -114,7 +114,7 @@ MAX_FREE_ATTEMPTS = 20
 """Attempts of one sample that do not count, at most: instances that die all the time do count."""
 
 
-FREE_ATTEMPTS = ("agent_not_started", "agent_silent", "rollout_unavailable")
+FREE_ATTEMPTS = ("agent_lost", "agent_not_started", "agent_silent", "rollout_unavailable")
 """Further kinds of such attempts, of agents: none of them has shown anything of the policy."""
 
 

@@ -56,6 +56,10 @@ SERVICES: Table = {
             "mcp": ("serve one tool to an MCP agent over stdio", "services.tools:mcp"),
         },
     ),
+    "agents": (
+        "agents that are started elsewhere",
+        {"attach": ("let a command work on attempts of a run", "services.attach:attach")},
+    ),
     "rollout": (
         "take rollout servers out while training runs",
         {"drain": ("take a server out of service", "services.rollout:drain")},

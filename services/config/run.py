@@ -242,7 +242,7 @@ class Config(StrictConfig):
         if self.agent is not None and self.agent.url is None:
             listen = self.agent.service.model_dump()
             served[AGENTS] = ToolConfig(
-                type=AGENTS,
+                type="attached_agents" if self.agent.attached else AGENTS,
                 settings=self.agent.service_settings(),
                 session_expiry_s=self.agent.timeout_s,
                 **listen,

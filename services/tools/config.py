@@ -22,6 +22,7 @@ BUILTIN_TOOLS = {
     "code_tests": "agent_r1.tools.sandbox.code_tests:CodeTests",
     "mcp": "agent_r1.tools.mcp.client:McpTool",
     "agents": "agent_r1.tools.agents.tool:AgentTool",
+    "attached_agents": "agent_r1.tools.agents.attached:AttachedAgents",
 }
 """Tools that come with the system, by the name a table's `type` gives them."""
 
