@@ -20,6 +20,8 @@ LEDGER_FILE = "ledger.json"
 """The learner writes it before anything else; without it there is nothing to resume."""
 LOCK_FILE = "learner.lock"
 """Locked by the learner that writes there, with its process id and host."""
+STARTS_DIR = "starts"
+"""A file for each start of the learner, created by that start alone."""
 LAUNCHER_FILE = "launcher.json"
 """While a run runs: the launcher's process id and its private folder."""
 CLIENTS_DIR = "clients"
@@ -57,7 +59,8 @@ REDIS_PASSWORD_FILE = "redis-password"
 TOKEN_FILE = "token"
 """In the private folder: the run's token."""
 LEFT_BY_A_FAILED_START = {
-    *(CONFIG_FILE, LOGS_DIR, TRAJECTORIES_DIR, LOCK_FILE, CONDITIONS_FILE),
+    *(CONFIG_FILE, LOGS_DIR, TRAJECTORIES_DIR, LOCK_FILE, STARTS_DIR),
+    CONDITIONS_FILE,
     *(LAUNCHER_FILE, LIVE_DIR, CLIENTS_DIR),
 }
 
