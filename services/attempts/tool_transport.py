@@ -110,20 +110,6 @@ class RequestError(Exception):
         self.outage = OUTAGES[kind]
 
 
-MAX_FREE_ATTEMPTS = 20
-"""Attempts of one sample that do not count, at most: instances that die all the time do count."""
-
-
-FREE_ATTEMPTS = ("agent_not_started", "agent_silent", "rollout_unavailable")
-"""Further kinds of such attempts, of agents: none of them has shown anything of the policy."""
-
-
-def is_free(reason: str) -> bool:
-    """Return whether an attempt that FAILED so does not count against `max_attempts`."""
-    kind = reason.partition(":")[0]
-    return kind in FREE_ATTEMPTS or (kind in OUTAGES and OUTAGES[kind].free_attempt)
-
-
 @dataclass
 class Endpoint:
     """One instance as this process sees it."""
