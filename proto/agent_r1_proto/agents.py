@@ -17,7 +17,7 @@ from agent_r1_proto.tasks import ChatMessage
 AGENTS = "agents"
 """Name under which the service announces itself in the pool of tools."""
 AgentExit = Literal["ok", "failed", "timeout", "not_started"]
-"""How an agent ended: by itself, with an error of its own, at the time limit; or never began."""
+"""End of an agent: by itself, with an error of its own, at the time limit; or it never began."""
 MAX_OUTPUT_CHARS = 64 << 10
 """Most characters of an agent's answer, of its output, and of one artefact."""
 MAX_ARTEFACTS = 16
@@ -41,7 +41,7 @@ class AgentAttempt(StrictMessage):
     key: Annotated[str, Field(min_length=16)]
     """Credential of the session; it ends with the session."""
     model: str
-    """What the model is called there."""
+    """Name of the model there."""
     timeout_s: Annotated[float, Field(gt=0)]
     """Time from its start after which the agent is stopped, in seconds."""
 
@@ -51,7 +51,8 @@ class AgentEnd(StrictMessage):
 
     exit: AgentExit
     answer: str | None = None
-    """What the agent answered, where `agent.answer` says that it does so itself; None: nothing."""
+    """Answer of the agent, where `agent.answer` says that it gives one itself; None: it gave
+    none."""
     output: str = ""
     """The end of what it printed, for rewards and logs."""
     error: str = ""
@@ -59,4 +60,4 @@ class AgentEnd(StrictMessage):
     artefacts: dict[str, str] = {}
     """Files that it left and `agent.artefacts` names: the text of each by its path."""
     latency_s: Annotated[float, Field(ge=0)] = 0.0
-    """From the agent's start to its end, in seconds."""
+    """Time from the agent's start to its end, in seconds."""

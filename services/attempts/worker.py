@@ -79,7 +79,7 @@ class SampleWorker:
     """Works on samples of one run until it is stopped."""
 
     consumer: StreamConsumer[RolloutTask]
-    """Of the stream `tasks`; entered by the caller."""
+    """Consumer of the stream `tasks`; entered by the caller."""
     registry: Registry
     """Newest version and incarnation."""
     run_attempt: Callable[[RolloutTask], Awaitable[Trajectory]]
@@ -109,7 +109,7 @@ class SampleWorker:
         self._failures: Counter[str] = Counter()
         """FAILED attempts by kind."""
         self.on_attempt: Callable[[Trajectory, bool], None] = lambda trajectory, published: None
-        """Called with each attempt that has ended, and whether its trajectory is published."""
+        """Callback for each attempt that has ended, and whether its trajectory is published."""
 
     @property
     def in_flight(self) -> int:

@@ -102,7 +102,7 @@ class Config(StrictConfig):
     run: RunConfig = RunConfig()
     model: ModelConfig
     data: DataConfig | None = None
-    """Needed for training."""
+    """Prompts; needed for training."""
     env: EnvConfig = EnvConfig()
     tools: dict[str, AnyToolConfig] = {}
     reward: RewardConfig = RewardConfig()
@@ -116,9 +116,9 @@ class Config(StrictConfig):
     evaluation: EvaluationConfig = EvaluationConfig()
     diagnose: DiagnoseConfig = DiagnoseConfig()
     sft: SftConfig | None = None
-    """Needed for `agent-r1 sft`."""
+    """Warm start; needed for `agent-r1 sft`."""
     train_reward: TrainRewardConfig | None = None
-    """Needed for `agent-r1 train-reward`."""
+    """Reward model to train; needed for `agent-r1 train-reward`."""
     episodes: EpisodesConfig = EpisodesConfig()
     agent: AgentConfig | None = None
     """An agent that is trained as it is, in place of the loop of `[env]`."""

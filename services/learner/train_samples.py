@@ -43,7 +43,7 @@ class Prepared:
     advantages: list[float]
     """[S] mean advantage over the sampled tokens of each."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """What the filters left out, and what the corrections came to."""
+    """Numbers of what the filters left out, and what the corrections came to."""
 
 
 def process_rewards(scored: ScoredTrajectory) -> npt.NDArray[np.float64]:

@@ -42,7 +42,8 @@ class RolloutReadiness(Message):
     """Whether the server samples with the newest weights."""
     policy_version: int
     newest_version: int | None
-    """None: the learner has published none, or Redis did not say in time."""
+    """Newest published version; None: the learner has published none, or Redis did not say in
+    time."""
 
 
 LINES_TYPE = "application/x-ndjson"

@@ -82,7 +82,7 @@ class RolloutSettings:
     takes_samples: bool = True
     """False: gateways take the samples, and ask this server for tokens."""
     transport: TransportName = "file"
-    """How the learner publishes weights."""
+    """Transport by which the learner publishes weights."""
     announce_dir: Path | None = None
     """Folder of the launcher's announcements; None writes none."""
 

@@ -19,7 +19,7 @@ from agent_r1.sandbox.settings import SHM_MB
 GUEST = Path(__file__).with_name("guest")
 """The package that runs inside."""
 INSIDE = Path("/sandbox")
-"""Where the sandbox has it."""
+"""Path inside the sandbox."""
 GUEST_MODULE = f"{GUEST.name}.main"
 PRIVATE_FOLDERS = ("/tmp", "/dev/shm")
 _START_GUEST = (

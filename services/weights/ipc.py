@@ -36,15 +36,15 @@ class SharedMemory(StrictMessage):
     """UUID of the GPU."""
     tensors: list[TensorEntry]
     handle: bytes
-    """Of the allocation, as CUDA gives it to other processes."""
+    """Handle of the allocation, as CUDA gives it to other processes."""
     allocation_bytes: Size
     offset_bytes: Size
-    """In the allocation."""
+    """Offset in the allocation."""
     counter: bytes
-    """By which torch knows when the last process has let go."""
+    """Counter by which torch knows when the last process has let go."""
     counter_offset: Size
     event: bytes
-    """Set when the bytes are there."""
+    """Event that is set when the bytes are there."""
     waits_for_event: bool
 
 

@@ -27,14 +27,14 @@ from agent_r1_proto.tools import ToolSpec
 from agent_r1_proto.weights import SNAPSHOT_FILE
 
 DECODING_FILE = "decoding.json"
-"""In a run folder: the fitted setting."""
+"""File of the fitted setting, in a run folder."""
 OPTIONS = (
     *("candidates", "keep", "lookahead", "beta", "branch_below", "answer_bias"),
     *("continuations", "max_calls", "scorer"),
 )
 """The fields of `Decoding` that options give: `--decode-branch-below`."""
 LEAST_PROBABILITY = 1e-6
-"""Of `--decode-branch-below`; with 0, nothing would be searched."""
+"""Least value of `--decode-branch-below`; with 0, nothing would be searched."""
 SERVER_KEY = "reward.servers.{}.path"
 """Key that names the folder of a scorer's model."""
 BEAM_KEEPS = 4
@@ -165,10 +165,10 @@ class FittedSetting(Message):
     """Best decoding of a run's policy, found by `--decode-fit`."""
 
     decoding: Decoding | None
-    """None: greedily."""
+    """Search that was fitted; None: the answer is taken greedily."""
     temperature: float
     component: str | None
-    """That scores branches."""
+    """Component that scores branches."""
     model: str | None
     """Folder of the model that the component asks; None: the configuration says."""
     policy: str | None = None
@@ -177,7 +177,7 @@ class FittedSetting(Message):
     """Ways to decode that were compared, and what speaks against a search; "" in files of before,
     where nothing does."""
     measured: Guidance
-    """Of the scorer."""
+    """Figures of the scorer."""
 
     @property
     def shown(self) -> str:

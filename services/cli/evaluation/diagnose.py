@@ -52,7 +52,7 @@ class _Answers:
 
     greedy: dict[str, list[EvalResult]]
     sampled: dict[str, list[list[EvalResult]]]
-    """By set, one list per question."""
+    """Sampled answers by set, one list per question."""
     groups: list[list[EvalResult]]
 
 

@@ -29,8 +29,8 @@ class LedgerNumbers(StrictMessage):
     last_policy_version: int = Field(default=0, ge=0)
     """Highest policy version ever assigned, published or not."""
     incarnations_elsewhere: int = Field(default=0, ge=0)
-    """Those of the incarnations that were starts of other run folders on the same services, or
-    were claimed by starts that were killed before they got here."""
+    """Incarnations that were starts of other run folders on the same services, or were claimed by
+    starts that were killed before they got here."""
 
 
 class NumberStore(Protocol):

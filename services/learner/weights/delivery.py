@@ -37,7 +37,7 @@ class PushReport:
 
     policy_version: int
     weights: Weights | None = None
-    """What is pushed, until it is delivered."""
+    """Weights that are pushed, until they are delivered."""
     started: float = field(default_factory=time.monotonic)
     """`time.monotonic` when it began."""
     canary: Sequence[CanaryPrompt] = ()
@@ -120,7 +120,7 @@ class Delivery:
         self._transport = transport
         self._ask = ask
         self.stragglers: dict[asyncio.Task[Any], str] = {}
-        """What still goes on of earlier pushes, by the server."""
+        """Loads of earlier pushes that still go on, and their servers."""
         self.slow: set[str] = set()
         """Servers that took no version when it was sent to them alone; in no group until they do.
         Nobody knows which member has broken a group."""
