@@ -38,7 +38,7 @@ WANTED = "wanted_servers"
 
 
 class Arguments(StrictConfig):
-    """Of one application."""
+    """Arguments of one application."""
 
     service: str
     """`rollout`, `reward`, `gateway`, `agents`, or the name of a tool."""

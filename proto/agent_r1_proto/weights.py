@@ -63,7 +63,7 @@ class WeightDelta(StrictMessage):
 
 
 class AdapterHeader(StrictMessage):
-    """How the tensors of an adapter change the model: each layer by B A alpha / rank."""
+    """Change of the model by an adapter: each layer by B A alpha / rank."""
 
     rank: Annotated[int, Field(gt=0)]
     """Rows of A, columns of B."""
@@ -108,7 +108,7 @@ read them in the learner's own GPU."""
 
 
 class Invitation(StrictMessage):
-    """Where servers meet the learner, which then sends them a version."""
+    """Meeting point of servers and the learner, which then sends them a version."""
 
     host: str
     port: Annotated[int, Field(gt=0, le=65535)]

@@ -28,7 +28,7 @@ Size = Annotated[int, Field(ge=0)]
 
 
 class SharedMemory(StrictMessage):
-    """Where in a GPU the tensors of a version lie, one behind the other."""
+    """Memory of a GPU in which the tensors of a version lie, one behind the other."""
 
     model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
