@@ -78,7 +78,7 @@ _PRIVATE_SUFFIXES = (".localhost", ".svc", ".cluster.local")
 
 
 ErrorBody = Callable[[int, str], object]
-"""Function that gives the JSON of a refusal, from its status and its text."""
+"""Gives the JSON of a refusal, from its status and its text."""
 
 
 def detail(status: int, text: str) -> object:
