@@ -17,7 +17,7 @@ from agent_r1_proto.tasks import ChatMessage
 AGENTS = "agents"
 """Name under which the service announces itself in the pool of tools."""
 AgentExit = Literal["ok", "failed", "timeout", "not_started", "lost"]
-"""How an agent ended: by itself, with an error of its own, at the time limit; or it never began, or
+"""End of an agent: by itself, with an error of its own, at the time limit; or it never began, or
 was lost by no fault of its own."""
 MAX_OUTPUT_CHARS = 64 << 10
 """Most characters of an agent's answer, of its output, and of one artefact."""
@@ -42,7 +42,7 @@ class AgentAttempt(StrictMessage):
     key: Annotated[str, Field(min_length=16)]
     """Credential of the session; it ends with the session."""
     model: str
-    """What the model is called there."""
+    """Name of the model there."""
     timeout_s: Annotated[float, Field(gt=0)]
     """Time from its start after which the agent is stopped, in seconds."""
 
@@ -52,7 +52,8 @@ class AgentEnd(StrictMessage):
 
     exit: AgentExit
     answer: str | None = None
-    """What the agent answered, where `agent.answer` says that it does so itself; None: nothing."""
+    """Answer of the agent, where `agent.answer` says that it gives one itself; None: it gave
+    none."""
     output: str = ""
     """The end of what it printed, for rewards and logs."""
     error: str = ""
@@ -62,7 +63,7 @@ class AgentEnd(StrictMessage):
     reward: Annotated[float, Field(allow_inf_nan=False)] | None = None
     """What a program that is started elsewhere gives its work, for the component `reported`."""
     latency_s: Annotated[float, Field(ge=0)] = 0.0
-    """From the agent's start to its end, in seconds."""
+    """Time from the agent's start to its end, in seconds."""
 
 
 class AttemptWanted(StrictMessage):

@@ -1,4 +1,4 @@
-"""What starts an agent, what it may touch, and its limits: the first keys of `[agent]`.
+"""Settings of an agent: its start, what it may touch, its limits; the first keys of `[agent]`.
 
 gateway/config.py adds those of the gateway; tools/agents runs agents by them.
 """
