@@ -133,9 +133,10 @@ class AgentSession:
             case log.SessionOpened():
                 self.key, self.started_at = event.key, event.started_at
             case log.TurnBegun():
-                fields = event.model_dump(exclude={"event", "parent", "root", "replies"})
+                given = {"event", "parent", "root", "replies", "kept"}
+                fields = event.model_dump(exclude=given)
                 parent = None if event.parent is None else turns[event.parent]
-                turn = TurnNode(parent=parent, replies=event.replies, **fields)
+                turn = TurnNode(parent=parent, replies=event.replies, kept=event.kept, **fields)
                 self.forest.begin(turn, event.root)
             case log.TokensSampled():
                 turns[event.turn].add(event.part)
@@ -159,6 +160,30 @@ class AgentSession:
     def call_id(self, turn: int, call: int) -> str:
         """Return the id of a call of a turn."""
         return self.forest.call_id(turn, call)
+
+    def turn_id(self, turn: int) -> str:
+        """Return the id of a turn."""
+        return self.forest.turn_id(turn)
+
+    def said(self, turn_id: str) -> ChatMessage | None:
+        """Return what a turn said; None where there is none, or it has no end."""
+        turn = self.forest.turn_of(turn_id)
+        return None if turn is None else turn.said
+
+    def dialogue(self, turn_id: str) -> list[tuple[ChatMessage, str]] | None:
+        """Return what was kept of a turn's history and what it said; None where nothing was."""
+        turn = self.forest.turn_of(turn_id)
+        return None if turn is None else self.forest.dialogue(turn)
+
+    def count_tokens(self, asked: Asked) -> int:
+        """Return how many tokens the policy would read.
+
+        Raises:
+            WireError: the session has ended, or the request cannot be rendered.
+        """
+        self._refuse_ended()
+        place = self.forest.place(asked)
+        return _length(*self._prompt(asked, place)[:2], place)
 
     async def delivered(self, turn: int) -> None:
         """Say that the client's connection has all of a turn's answer."""
@@ -212,8 +237,7 @@ class AgentSession:
     def _refuse(self, asked: Asked) -> None:
         """Raise where a request is not served."""
         rules = self._rules
-        if self._is_closed:
-            raise WireError("ended", "the session has ended, and its agent is to stop")
+        self._refuse_ended()
         if asked.constrained and not rules.allows_constrained:
             raise WireError(
                 "invalid_request",
@@ -237,6 +261,10 @@ class AgentSession:
                 self.is_spent = True
                 raise WireError("ended", f"the session has used its {limit} (agent.{name})")
 
+    def _refuse_ended(self) -> None:
+        if self._is_closed:
+            raise WireError("ended", "the session has ended, and its agent is to stop")
+
     async def _begin(self, asked: Asked) -> list[TurnNode]:
         """Return the turns that answer a request: told again, gone on with, or begun now."""
         asked = replace(asked, messages=tuple(map(self.forest.first_seen, asked.messages)))
@@ -253,6 +281,9 @@ class AgentSession:
         nodes = again[: asked.n]
         missing = asked.n - len(nodes)
         begins, prompt, opening = self._prompt(asked, place) if missing else (False, [], "")
+        if missing:
+            self._check_room(_length(begins, prompt, place))
+        kept, kept_whole = _kept(asked, place)
         for _ in range(missing):
             node = TurnNode(
                 number=len(self.forest.turns),
@@ -264,6 +295,8 @@ class AgentSession:
                 opening=opening,
                 replies=_replies(asked.messages, place),
                 constrained=asked.constrained,
+                kept=kept,
+                kept_whole=kept_whole,
             )
             self.forest.begin(node, place.root)
             nodes.append(node)
@@ -284,13 +317,10 @@ class AgentSession:
                 is_ended = self._chat.is_ended(place.parent.token_ids)
                 if not self._chat.rewrites(reply):
                     tokens = self._chat.encode_reply(reply, is_ended=is_ended)
-                    length = len(place.parent.context()) + len(place.parent.token_ids)
-                    self._check_room(length + len(tokens))
                     return False, tokens, self._chat.opening_after(reply)
             rendered = self._chat.render_prompt(self._dialogue(asked, place), asked.tools)
         except (ChatTemplateError, ImageRefusedError) as exc:
             raise WireError("invalid_request", str(exc), param="messages") from exc
-        self._check_room(len(rendered.token_ids))
         return True, rendered.token_ids, rendered.opening
 
     def _can_append(self, parent: TurnNode, new: Sequence[ChatMessage]) -> bool:
@@ -307,6 +337,7 @@ class AgentSession:
                 f"the messages have {length} tokens, and the context holds {limit} "
                 "(model.max_context) with what is sampled; shorten the history",
                 param="messages",
+                tokens=(length, limit),
             )
 
     def _outside(
@@ -371,7 +402,9 @@ class AgentSession:
         """Put one answer on the queue, from its first token; None ends it."""
         try:
             text = _GrowingText(self._chat, asked.stop)
-            await queue.put(Begun(choice, node.number, node.opening))
+            length = len(node.context())
+            cached = 0 if node.begins else length - len(node.prompt)
+            await queue.put(Begun(choice, node.number, node.opening, length, cached))
             if node.token_ids:
                 shown = text.add(node.token_ids, node.shown)
                 await queue.put(Said(choice, shown, tuple(node.token_ids), tuple(node.logprobs)))
@@ -392,9 +425,8 @@ class AgentSession:
             if rest:
                 await queue.put(Said(choice, rest))
             assert node.finish_reason is not None
-            length = len(node.context())
-            cached = 0 if node.begins else length - len(node.prompt)
-            await queue.put(Ended(choice, node.finish_reason, length, cached, len(node.token_ids)))
+            sampled = len(node.token_ids)
+            await queue.put(Ended(choice, node.finish_reason, sampled, text.stopped_by))
             await queue.put(None)
         except Exception as exc:  # noqa: BLE001 - the reader of the queue raises it
             await queue.put(exc)
@@ -515,6 +547,13 @@ class _GrowingText:
         """Return whether a stop text has come."""
         return self.cut is not None
 
+    @property
+    def stopped_by(self) -> str:
+        """Return the stop text that has come; "" where none has."""
+        if self.cut is None:
+            return ""
+        return next((stop for stop in self._stop if self._text.startswith(stop, self.cut)), "")
+
     def add(self, token_ids: Sequence[int], cut: int | None = None) -> str:
         """Append tokens, and return the text that may be shown."""
         self._ids += token_ids
@@ -559,3 +598,19 @@ def _replies(messages: Sequence[ChatMessage], place: Place) -> list[ChatMessage]
         said = [i for i, message in enumerate(messages) if message.role == "assistant"]
         first = said[-1] + 1 if said else len(messages)
     return list(messages[first:])
+
+
+def _length(begins: bool, prompt: Sequence[int], place: Place) -> int:
+    """Return how many tokens stand before a turn with a prompt."""
+    if begins or place.parent is None:
+        return len(prompt)
+    return len(place.parent.context()) + len(place.parent.token_ids) + len(prompt)
+
+
+def _kept(asked: Asked, place: Place) -> tuple[list[ChatMessage] | None, bool]:
+    """Return what is kept of a history for a later request, and whether it is all of it."""
+    if asked.kept is None:
+        return None, True
+    if place.is_continued and place.parent is not None and place.parent.kept is not None:
+        return list(asked.messages[place.first_new :]), False
+    return list(asked.kept), True

@@ -272,6 +272,9 @@ def make_environment(config: Json, order: Json, folder: Path, base_url: str) -> 
         "OPENAI_BASE_URL": base_url,
         "OPENAI_API_KEY": order["key"],
         "OPENAI_MODEL": order["model"],
+        "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),  # its SDKs add that themselves
+        "ANTHROPIC_API_KEY": order["key"],
+        "ANTHROPIC_MODEL": order["model"],
         "AGENT_R1_TASK": str(folder / "task.json"),
     }
     prompt = order["prompt"]

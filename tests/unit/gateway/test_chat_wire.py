@@ -6,108 +6,29 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai.types.chat import completion_create_params as params
 
-from agent_r1.gateway.app import create_wire, error_body
 from agent_r1.gateway.wire import (
-    Asked,
-    Begun,
-    Ended,
     ErrorKind,
     Event,
     Said,
-    Session,
     Waiting,
     WireError,
 )
 from agent_r1.gateway.wires import chat
 from agent_r1.gateway.wires import http as wire_http
-from agent_r1.runtime.config import ListenConfig
-from agent_r1.runtime.http import serving as http
-from agent_r1.runtime.http.guard import HttpGuard
-from agent_r1.text.reading import TurnReader
+from tests.unit.gateway.wire_fakes import CALL, KEY, WAIT_S, FakeSession, served, turn, without_port
 
-WAIT_S = 20.0
-KEY = "key-of-this-session"
-CALL = '<tool_call>{"name": "search", "arguments": {"q": "東京"}}</tool_call>'
 USER = {"role": "user", "content": "Where?"}
 SEARCH: Any = {"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}
-
-
-def turn(*texts: str, choice: int = 0, opening: str = "", reason: Any = "stop") -> list[Event]:
-    said = [Said(choice, text, (7 + i,), (-0.5 * i,)) for i, text in enumerate(texts)]
-    return [Begun(choice, choice + 3, opening), *said, Ended(choice, reason, 10, 4, len(texts))]
-
-
-@dataclass
-class FakeSession:
-    """Says what a test has written down, and notes what it was asked."""
-
-    events: Sequence[Event | Exception] = field(default_factory=lambda: turn("Paris."))
-    more: Callable[[], AsyncGenerator[Event]] | None = None
-    asked: list[Asked] = field(default_factory=list[Asked])
-    delivered_turns: list[int] = field(default_factory=list[int])
-    closed: asyncio.Event = field(default_factory=asyncio.Event)
-    journal_writes: asyncio.Event | None = None
-    """What a delivery waits for."""
-    model: str = "policy"
-    turn_reader: TurnReader = field(default_factory=TurnReader)
-
-    def call_id(self, turn: int, call: int) -> str:
-        return f"call_{turn}_{call}"
-
-    async def ask(self, asked: Asked) -> AsyncGenerator[Event]:
-        self.asked.append(asked)
-        try:
-            for event in self.events:
-                if isinstance(event, Exception):
-                    raise event
-                yield event
-            if self.more is not None:
-                async for event in self.more():
-                    yield event
-        finally:
-            self.closed.set()
-
-    async def delivered(self, turn: int) -> None:
-        if self.journal_writes is not None:
-            await self.journal_writes.wait()
-        self.delivered_turns.append(turn)
-
-
-@dataclass
-class FakeSessions:
-    session: FakeSession
-
-    def find(self, session_id: str, key: str) -> Session:
-        if (session_id, key) != ("one", KEY):
-            raise WireError("no_session", "no session has this id and this key; use those given")
-        return self.session
-
-
-def wire(session: FakeSession) -> FastAPI:
-    sessions: Any = FakeSessions(session)
-    return create_wire(sessions)
-
-
-@contextlib.asynccontextmanager
-async def served(session: FakeSession) -> AsyncIterator[tuple[str, int]]:
-    """Serve sessions as the gateway does; yield the base URL of one, and the port."""
-    listen = ListenConfig()
-    with contextlib.closing(http.bind_unprotected("wire", listen)) as listener:
-        port = listener.getsockname()[1]
-        async with http.serving(wire(session), listener, listen, None, error_body):
-            yield f"http://127.0.0.1:{port}/sessions/one/v1", port
 
 
 @contextlib.asynccontextmanager
@@ -118,13 +39,6 @@ async def asking(session: FakeSession) -> AsyncIterator[Any]:
         openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=WAIT_S) as client,
     ):
         yield client.chat.completions
-
-
-def without_port(session: FakeSession) -> httpx.AsyncClient:
-    """Return a client of the application and its guard, which needs no server."""
-    guarded = HttpGuard(wire(session), ListenConfig(), None, error_body=error_body)
-    transport = httpx.ASGITransport(guarded)
-    return httpx.AsyncClient(transport=transport, base_url="http://localhost/sessions/one/v1/")
 
 
 async def post(session: FakeSession, body: Any = None, **how: Any) -> httpx.Response:
@@ -432,7 +346,7 @@ async def test_routes_that_are_not_there_are_refused_in_the_form_of_the_api():
     async with without_port(FakeSession()) as client:
         statuses = [
             await client.get("chat/completions"),
-            await client.post("responses", json={}),
+            await client.post("completions", json={}),
             await client.get("/healthz"),
         ]
     assert [got.status_code for got in statuses] == [405, 404, 404]
