@@ -5,7 +5,8 @@
 A session sends a history that grows by an answer and a question each time, as agents do, with a
 text of so many KB before it that all sessions share. "ours" are sampled tokens a second through
 gateway, journal in Redis and rollout server; "other" those of vLLM's server with the worker that
-our CPU engine has. Nothing is an agent here: the service that runs them is in this process, and
+our CPU engine has; that one is asked for log-probabilities too with `--logprobs 1`, which ours
+records in any case. Nothing is an agent here: the service that runs them is in this process, and
 opens sessions. Sessions are opened before the clock starts. With one session, "added ms" is what
 one request takes longer, by the medians. "cached" is the share of prompt tokens that was not
 computed again.
@@ -22,8 +23,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +124,8 @@ class Model:
     url: str
     key: str
     name: str
+    more: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Fields of its requests."""
 
 
 async def converse(client: aiohttp.ClientSession, model: Model, text: str, number: int) -> Answered:
@@ -135,6 +139,7 @@ async def converse(client: aiohttp.ClientSession, model: Model, text: str, numbe
             "max_tokens": MAX_TOKENS,
             "temperature": 1.0,
             "seed": number * TURNS + turn,
+            **model.more,
         }
         started = time.perf_counter()
         async with client.post(
@@ -235,7 +240,8 @@ async def measure(other: Model, rollout_url: str, redis_url: str, options: Any) 
     async with await Broker.connect(redis_url, "bench") as broker:
         for kb in options.body_kb:
             text = WORD * (1000 * kb // len(WORD))
-            for count in options.sessions:
+            for count, logprobs in product(options.sessions, options.logprobs):
+                asked = replace(other, more={"logprobs": bool(logprobs)})
                 rates: dict[str, list[float]] = {"ours": [], "other": []}
                 answers: dict[str, list[Answered]] = {"ours": [], "other": []}
                 for number in range(options.rounds + 1):
@@ -248,12 +254,13 @@ async def measure(other: Model, rollout_url: str, redis_url: str, options: Any) 
                             read = sum(one.prompt for one in found)
                             found[0].cached += read - (_computed(rollout_url) - computed)
                         else:
-                            rate, found = await ask([other] * count, text, numbers)
+                            rate, found = await ask([asked] * count, text, numbers)
                         if number:  # the first warms up
                             rates[side].append(rate)
                             answers[side] += found
                     print({side: found[-1:] for side, found in rates.items()}, flush=True)
-                row = compare(f"{kb} KB, {count} sessions", **rates, goal=GOAL)
+                what = f"{kb} KB, {count} sessions" + ", log-probabilities" * logprobs
+                row = compare(what, **rates, goal=GOAL)
                 rows.append(row | _details(answers, count))
     return rows
 
@@ -307,7 +314,7 @@ async def serve_and_measure(
 
 def main() -> None:
     """Start both sides, and measure them."""
-    options = read_options(__doc__, sessions=(1, 64), body_kb=(5, 50), rounds=3)
+    options = read_options(__doc__, sessions=(1, 64), body_kb=(5, 50), logprobs=(0, 1), rounds=3)
     OUT.mkdir(parents=True, exist_ok=True)
     model = random_model("90m_long")
     with contextlib.ExitStack() as stack:

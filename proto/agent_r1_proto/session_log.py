@@ -12,12 +12,12 @@ from typing import Any
 
 from agent_r1_proto.connection import RedisConnection
 
-# A repeated append (its answer was lost) finds the list longer than its writer knew it.
+# A repeated append (its answer was lost) finds the list longer than its writer knew it, by entries
+# with which it begins: more may have come behind them since.
 _APPEND = """
 if redis.call('GET', KEYS[2]) ~= ARGV[1] then return 0 end
-if redis.call('LLEN', KEYS[1]) == tonumber(ARGV[2]) then
-  redis.call('RPUSH', KEYS[1], unpack(ARGV, 4))
-end
+local first = 4 + redis.call('LLEN', KEYS[1]) - tonumber(ARGV[2])
+for i = first, #ARGV do redis.call('RPUSH', KEYS[1], ARGV[i]) end
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
 redis.call('PEXPIRE', KEYS[2], ARGV[3])
 return 1
@@ -62,6 +62,8 @@ class SessionLog:
     async def append(self, entries: Sequence[bytes]) -> None:
         """Write entries behind the others; they are there when this returns. One call at a time.
 
+        Where it raises anything else, the next call begins with the same entries.
+
         Raises:
             SessionTakenError: this is the owner no more.
         """
@@ -72,6 +74,13 @@ class SessionLog:
         if not written:
             raise SessionTakenError("the session was taken over by another gateway")
         self._length += len(entries)
+
+    async def first(self) -> bytes | None:
+        """Return the first entry, whoever is the owner; None where nothing is written."""
+        key = self._keys[0]
+        return await self._connection.retrying(
+            lambda: self._connection.redis.lindex(key, 0), "read session"
+        )
 
     async def delete(self) -> None:
         """Delete it: nobody will ask for the session any more."""

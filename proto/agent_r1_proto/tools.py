@@ -21,7 +21,7 @@ TESTS_TOOL = "code_tests"
 class ToolSpec(StrictMessage):
     """Specification of a tool, answered by `GET /spec` and shown to the model by its template."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,127}$")]
     version: str
     """The tool's own version; recorded with every call."""
     description: str

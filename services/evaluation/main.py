@@ -11,12 +11,13 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
 from agent_r1.evaluation.answer_file import (
+    Answer,
     Facts,
     Key,
     ResultFile,
@@ -137,9 +138,12 @@ class EvaluationRun:
 
     def failures(self) -> list[str]:
         """Return why questions failed, the most frequent reasons first, with their counts."""
-        failed = (a for a in self.file.answers.values() if a.failed)
-        counts = Counter(reason_kind(answer.reason) for answer in failed)
-        return [f"{count} x {reason}" for reason, count in counts.most_common(SHOWN_REASONS)]
+        return _reasons(a for a in self.file.answers.values() if a.failed)
+
+    def cut_off(self) -> list[str]:
+        """Return which limits cut off answers that are scored, with their counts."""
+        answers = self.file.answers.values()
+        return _reasons(a for a in answers if a.status == "TRUNCATED" and not a.failed)
 
     def summarise(self) -> dict[str, SetSummary]:
         """Write the summary of the answers so far, and return the scores per set."""
@@ -223,6 +227,11 @@ class EvaluationRun:
         if refused:
             logger.warning("retrievals that the search tool refused count=%d", refused)
         return [with_passages(task, found[key_of(task)]) for task in tasks], found
+
+
+def _reasons(answers: Iterable[Answer]) -> list[str]:
+    counts = Counter(reason_kind(answer.reason) for answer in answers)
+    return [f"{count} x {reason}" for reason, count in counts.most_common(SHOWN_REASONS)]
 
 
 def attempt_of(task: Task, attempt: int) -> Task:

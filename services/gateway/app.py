@@ -47,7 +47,10 @@ ROUTES = (
 )
 
 
-WIRE_ROUTES = "POST …/chat/completions, …/responses and …/messages, and GET …/models"
+WIRE_ROUTES = (
+    "POST /v1/chat/completions, /v1/responses and /v1/messages, GET /v1/models, GET /tools and "
+    "POST /tools/NAME"
+)
 
 
 def create_app(*, server_id: str, servers: RolloutServers, in_flight: Callable[[], int]) -> FastAPI:

@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 
 CALL_MARGIN_S = 15.0
 """Time that the agents' service has beside the agent's own: to start it, and to answer."""
+FIND_AGAIN_S = 0.25
+RETRY_AFTER_S = 5.0
+"""When a client is to ask again where this gateway cannot wait; it is gone by then."""
 SESSION_KEPT_S = 600.0
 """A journal is kept for so long after the attempt's time is up."""
 
@@ -73,28 +76,35 @@ class AgentAttempts:
     _journals: dict[str, Journal] = field(default_factory=dict[str, Journal], init=False)
     _ended: Counter[str] = field(default_factory=Counter[str], init=False)
 
-    def find(self, session_id: str, key: str) -> AgentSession:
+    async def find(self, session_id: str, key: str) -> AgentSession:
         """Return an open session by its id and its key.
 
+        One that is open nowhere, or at another gateway, is waited for: SDKs give up at once where
+        there is no session, and after two seconds where a service is away, while the entry of a
+        gateway that died is another's only when its lease ends.
+
         Raises:
-            WireError: there is none of that id and key.
+            WireError: there is none of that id and key, or no gateway has taken it in time.
         """
-        session = self._open.get(session_id)
-        if session is None and self.is_stopping:  # SDKs give up at 401, and try again at 503
-            raise WireError(
-                "unavailable",
-                "this gateway stops, and another one goes on with the session; send the request "
-                "again",
-                retry_after_s=1.0,
-            )
-        expected = "" if session is None else session.key
-        if not hmac.compare_digest(expected.encode(), key.encode()) or session is None:
-            raise WireError(
-                "no_session",
-                "there is no session of this id and key here; it has ended, or the API key is "
-                "another one's",
-            )
-        return session
+        deadline = time.monotonic() + 2 * self.broker.lease_s
+        while True:
+            session = self._open.get(session_id)
+            expected = session.key if session else await self._journal(session_id).key()
+            if not expected or not hmac.compare_digest(expected.encode(), key.encode()):
+                raise WireError(
+                    "no_session",
+                    "there is no session of this id and key; it has ended, or the API key is "
+                    "another one's",
+                )
+            if session is not None:
+                return session
+            if self.is_stopping or time.monotonic() > deadline:
+                raise WireError(
+                    "unavailable",
+                    "the session goes on at another gateway; send the request again",
+                    retry_after_s=RETRY_AFTER_S,
+                )
+            await asyncio.sleep(FIND_AGAIN_S)  # whoever takes it says so to Redis alone
 
     def offered(self, session: AgentSession) -> dict[str, ToolSpec]:
         """Return the tools of the run that a session may call, by name."""
@@ -110,6 +120,7 @@ class AgentAttempts:
         Raises:
             WireError: it is not offered, or a service failed, so that the attempt is made again.
         """
+        session.count_requests(1)
         spec = self.offered(session).get(name)
         if spec is None:
             offered = ", ".join(sorted(self.offered(session))) or "none"
@@ -148,16 +159,14 @@ class AgentAttempts:
                 "and an agent has a loop of its own; leave the decoding out",
             )
         session_id = session_name(rollout)
-        kept_s = self.agent.timeout_s + CALL_MARGIN_S + SESSION_KEPT_S
-        journal = Journal(SessionLog(self.broker, session_id, kept_s))
+        journal = self._journal(session_id)
         session = AgentSession(rollout, session_id, journal, self.chat, self.servers, self.rules)
         await session.open()
         self._open[session_id], self._journals[session_id] = session, journal
         try:
             if session.over is None:
                 over = await self._call(session)
-                session.close()
-                session.over = over
+                session.close(over)
                 await journal.write(over)
         except asyncio.CancelledError:
             del self._journals[session_id]  # another gateway goes on with it, or nobody
@@ -177,6 +186,10 @@ class AgentAttempts:
         trajectory = self._trajectory(session, session.over)
         self.on_end(session, trajectory)
         return trajectory
+
+    def _journal(self, session_id: str) -> Journal:
+        kept_s = self.agent.timeout_s + CALL_MARGIN_S + SESSION_KEPT_S
+        return Journal(SessionLog(self.broker, session_id, kept_s))
 
     async def forget(self, trajectory: Trajectory) -> None:
         """Delete the journal of an attempt whose trajectory is published, or nobody wants."""

@@ -25,9 +25,9 @@ class AgentConfig(AgentSettings):
     max_concurrent: Annotated[int, Field(ge=1)] = 128
     """Attempts that one gateway works on at a time."""
     max_requests: Annotated[int, Field(ge=1)] = 200
-    """Most requests of one attempt."""
+    """Most answers of the policy and calls of tools in one attempt."""
     max_in_flight: Annotated[int, Field(ge=1)] = 16
-    """Most requests of one attempt at a time; further ones are answered 429."""
+    """Most answers of one attempt at a time; further requests are told 429."""
     max_session_tokens: Annotated[int, Field(ge=1)] = 1 << 18
     """Most tokens of one attempt, read and sampled ones together."""
     credit: Literal["all", "main"] = "all"

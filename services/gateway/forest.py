@@ -51,6 +51,8 @@ class TurnNode:
     kept_whole: bool = True
     constrained: str = ""
     """What forced it; "" where the policy was free."""
+    limits: str = ""
+    """Where the client ends it; see `Asked.limits`."""
     token_ids: list[int] = field(default_factory=list[int])
     """[N] as they were sampled."""
     logprobs: list[float] = field(default_factory=list[float])
@@ -102,7 +104,7 @@ class Place:
     asked: str
     """Digest of its history."""
     again: list[TurnNode]
-    """Turns that answer the same history and may be told once more: retries of the client."""
+    """Turns that answer the same request and may be told once more: retries of the client."""
     parent: TurnNode | None
     lineage: int
     """Of the turn; one that is not there yet begins with it."""
@@ -113,7 +115,7 @@ class Place:
     is_continued: bool
     """The request begins with the history and the answer of the parent."""
     own: dict[int, TurnNode]
-    """Messages of the request that turns of this session have said, by index."""
+    """Messages of the request that turns of this session have said, by index, in order."""
 
 
 class Forest:
@@ -133,7 +135,7 @@ class Forest:
         """Turns by the history that they answer."""
         self._said: dict[str, list[TurnNode]] = {}
         """Turns by the history that ends with their answer."""
-        self._texts: dict[tuple[int, str], TurnNode] = {}
+        self._texts: dict[tuple[int, str], list[TurnNode]] = {}
         """Turns by lineage and what they said."""
         self._roots: dict[str, int] = {}
         """Lineages by the first message that is no system message."""
@@ -154,22 +156,26 @@ class Forest:
                 break
         root = self._root(asked)
         lineage = parent.lineage if parent else self._roots.get(root, len(self._roots))
+        own = self._own(asked, digests, lineage)
         is_continued = parent is not None
-        again = self._asked.get(digests[-1], [])
-        if parent is None and again:
-            parent = again[0].parent
+        equals = self._asked.get(digests[-1], [])
+        if parent is None and equals:
+            parent, lineage = equals[0].parent, equals[0].lineage
+        elif parent is None and own:  # rewritten: it comes after the last turn that it still has
+            parent = own[max(own)]
+            lineage = parent.lineage
         elif parent is None:
-            same = [turn for turn in self.turns if turn.lineage == lineage]
-            parent = same[-1] if same else None
+            parent = next((turn for turn in reversed(self.turns) if turn.lineage == lineage), None)
+        wanted = asked.limits, asked.constrained
         return Place(
             asked=digests[-1],
-            again=list(again),
+            again=[turn for turn in equals if (turn.limits, turn.constrained) == wanted],
             parent=parent,
             lineage=lineage,
             root=root,
             first_new=first_new,
             is_continued=is_continued,
-            own=self._own(asked, digests, lineage),
+            own=own,
         )
 
     def _own(self, asked: Asked, digests: Sequence[str], lineage: int) -> dict[int, TurnNode]:
@@ -178,11 +184,10 @@ class Forest:
             if message.role != "assistant":
                 continue
             turn = self._by_id(asked, i)
-            if turn is None and (same := self._said.get(digests[i + 1])):
-                turn = _best(same)
-            turn = turn or self._texts.get((lineage, _spoken_key(message)))
-            if turn is not None:
-                own[i] = turn
+            same = self._said.get(digests[i + 1])
+            same = same or self._texts.get((lineage, _spoken_key(message)))
+            if turn is not None or same:
+                own[i] = turn or _best(same or ())
         return own
 
     def _by_id(self, asked: Asked, index: int) -> TurnNode | None:
@@ -275,7 +280,7 @@ class Forest:
         same.append(turn)
         for key in {_turn_key(turn), _turn_key(same[0])}:
             self._said.setdefault(_digest(turn.asked, key), []).append(turn)
-        self._texts[turn.lineage, _spoken_key(said)] = turn
+        self._texts.setdefault((turn.lineage, _spoken_key(said)), []).append(turn)
 
 
 def _best(turns: Sequence[TurnNode]) -> TurnNode:

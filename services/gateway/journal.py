@@ -35,6 +35,7 @@ class TurnBegun(Message):
     constrained: str = ""
     kept: list[ChatMessage] | None = None
     kept_whole: bool = True
+    limits: str = ""
 
 
 class TokensSampled(Message):
@@ -105,7 +106,8 @@ _EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="e
 class Journal:
     """The journal of one session, which this gateway owns once `read` has returned.
 
-    Events of concurrent writers travel together, and none is lost where a writer is cancelled.
+    Events of concurrent writers travel together, in order, and none is lost where a writer is
+    cancelled or a write fails: the next one begins with them.
     """
 
     def __init__(self, log: SessionLog) -> None:
@@ -119,24 +121,31 @@ class Journal:
         """Take the session over, and return what has happened in it."""
         return [_EVENT.validate_json(entry) for entry in await self._log.take()]
 
+    async def key(self) -> str:
+        """Return the credential of the session, whoever owns it; "" where nobody opened it."""
+        entry = await self._log.first()
+        if entry is None:
+            return ""
+        opened = _EVENT.validate_json(entry)
+        assert isinstance(opened, SessionOpened)
+        return opened.key
+
     async def write(self, *events: Event) -> None:
-        """Write events down; they are there when this returns.
+        """Write events down; they, and all before them, are there when this returns.
 
         Raises:
             SessionTakenError: another gateway has taken the session over.
         """
         self._waiting += [event.model_dump_json().encode() for event in events]
-        await asyncio.shield(asyncio.ensure_future(self._flush()))
-
-    async def _flush(self) -> None:
         async with self._writing:
-            entries, self._waiting = self._waiting, []
+            entries = list(self._waiting)
             try:
                 if entries or self.is_taken:
                     await self._log.append(entries)
             except SessionTakenError:
                 self.is_taken = True
                 raise
+            del self._waiting[: len(entries)]
 
     async def delete(self) -> None:
         """Forget the session."""

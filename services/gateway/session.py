@@ -55,9 +55,9 @@ class SessionRules:
     max_tokens_per_turn: int = 1024
     max_session_tokens: int = 1 << 20
     max_requests: int = 1000
-    """Of one session, in all."""
+    """Answers of one session and its calls of tools, in all."""
     max_in_flight: int = 16
-    """Requests of one session at a time."""
+    """Answers of one session at a time."""
     keeps_thoughts: bool = True
     """Thoughts of earlier turns stay, whatever the client keeps."""
     allows_constrained: bool = False
@@ -123,9 +123,14 @@ class AgentSession:
             self.key, self.started_at = secrets.token_urlsafe(24), time.time()
             await self.journal.write(log.SessionOpened(key=self.key, started_at=self.started_at))
 
-    def close(self) -> None:
-        """Refuse requests from now on."""
+    def close(self, over: log.AttemptEnded | None = None) -> None:
+        """Refuse requests from now on.
+
+        Args:
+            over: how the attempt ended; None where another gateway goes on with it.
+        """
         self._is_closed = True
+        self.over = over or self.over
 
     def _restore(self, event: log.Event) -> None:
         turns = self.forest.turns
@@ -181,7 +186,7 @@ class AgentSession:
         Raises:
             WireError: the session has ended, or the request cannot be rendered.
         """
-        self._refuse_ended()
+        self.count_requests(0)
         place = self.forest.place(asked)
         return _length(*self._prompt(asked, place)[:2], place)
 
@@ -199,8 +204,8 @@ class AgentSession:
             WireError: the request is refused, or cannot be served.
         """
         self._refuse(asked)
-        self.requests += 1
-        self._in_flight += 1
+        self.count_requests(asked.n)
+        self._in_flight += asked.n
         queue: asyncio.Queue[Event | BaseException | None] = asyncio.Queue(MAX_QUEUED)
         work: list[asyncio.Task[None]] = []
         nodes: list[TurnNode] = []
@@ -230,14 +235,13 @@ class AgentSession:
                 task.cancel()
             await asyncio.gather(*work, return_exceptions=True)
             self._sampling -= {node.number for node in nodes}
-            self._in_flight -= 1
+            self._in_flight -= asked.n
 
     # -- placing a request -----------------------------------------------------------------------
 
     def _refuse(self, asked: Asked) -> None:
         """Raise where a request is not served."""
         rules = self._rules
-        self._refuse_ended()
         if asked.constrained and not rules.allows_constrained:
             raise WireError(
                 "invalid_request",
@@ -245,40 +249,62 @@ class AgentSession:
                 "leave it out, or set agent.allow_constrained = true, which leaves it untrained",
                 param=asked.constrained.partition(" ")[0],
             )
+        if asked.n > rules.max_in_flight:
+            raise WireError(
+                "invalid_request",
+                f"n ({asked.n}) must be at most {rules.max_in_flight} (agent.max_in_flight)",
+                param="n",
+            )
         if self._in_flight + asked.n > rules.max_in_flight:
             raise WireError(
                 "busy",
-                f"{self._in_flight} requests of this session are in flight; at most "
+                f"{self._in_flight} answers of this session are in flight; at most "
                 f"{rules.max_in_flight} may be (agent.max_in_flight): wait for one to end",
                 retry_after_s=1.0,
             )
+
+    def count_requests(self, count: int) -> None:
+        """Count requests against the limits of the session: answers, and calls of tools.
+
+        Raises:
+            WireError: the session has ended, or used a limit.
+        """
+        if self._is_closed and self.over is None:
+            raise WireError(
+                "unavailable",
+                "the session goes on at another gateway; send the request again",
+                retry_after_s=1.0,
+            )
+        if self._is_closed:
+            raise WireError("ended", "the session has ended, and its agent is to stop")
+        rules = self._rules
         used = sum(len(turn.prompt) + len(turn.token_ids) for turn in self.forest.turns)
         for name, value, limit in (
-            ("max_requests", self.requests, rules.max_requests),
+            ("max_requests", self.requests + count - 1, rules.max_requests),
             ("max_session_tokens", used, rules.max_session_tokens),
         ):
             if value >= limit:
                 self.is_spent = True
                 raise WireError("ended", f"the session has used its {limit} (agent.{name})")
-
-    def _refuse_ended(self) -> None:
-        if self._is_closed:
-            raise WireError("ended", "the session has ended, and its agent is to stop")
+        self.requests += count
 
     async def _begin(self, asked: Asked) -> list[TurnNode]:
         """Return the turns that answer a request: told again, gone on with, or begun now."""
         asked = replace(asked, messages=tuple(map(self.forest.first_seen, asked.messages)))
         place = self.forest.place(asked)
         events: list[log.Event] = []
-        if place.is_continued and place.parent is not None and not place.parent.delivered:
-            place.parent.delivered = True
-            events.append(log.TurnDelivered(turn=place.parent.number))
+        for turn in {turn.number: turn for turn in place.own.values()}.values():
+            if turn.finish_reason is not None and not turn.delivered:
+                turn.delivered = True
+                events.append(log.TurnDelivered(turn=turn.number))
         again = [
             turn
             for turn in place.again
             if turn.number not in self._sampling and (asked.retries or not turn.delivered)
         ]
-        nodes = again[: asked.n]
+        # A client sends again what it has not had, and else what it asked last.
+        again.sort(key=lambda turn: (not turn.delivered, turn.number))
+        nodes = again[-asked.n :]
         missing = asked.n - len(nodes)
         begins, prompt, opening = self._prompt(asked, place) if missing else (False, [], "")
         if missing:
@@ -297,15 +323,20 @@ class AgentSession:
                 constrained=asked.constrained,
                 kept=kept,
                 kept_whole=kept_whole,
+                limits=asked.limits,
             )
             self.forest.begin(node, place.root)
             nodes.append(node)
             fields = {k: getattr(node, k) for k in log.TurnBegun.model_fields if hasattr(node, k)}
             parent = None if node.parent is None else node.parent.number
             events.append(log.TurnBegun(**{**fields, "parent": parent, "root": place.root}))
-        self._sampling |= {node.number for node in nodes}
-        if events:
+        numbers = {node.number for node in nodes}
+        self._sampling |= numbers
+        try:
             await self.journal.write(*events)
+        except BaseException:
+            self._sampling -= numbers
+            raise
         return nodes
 
     def _prompt(self, asked: Asked, place: Place) -> tuple[bool, list[int], str]:
@@ -410,16 +441,21 @@ class AgentSession:
                 await queue.put(Said(choice, shown, tuple(node.token_ids), tuple(node.logprobs)))
             if node.finish_reason is None:
                 async for part in self._sample(node, asked):
+                    node.add(part)
                     shown = text.add(part.token_ids)
+                    events: list[log.Event] = [log.TokensSampled(turn=node.number, part=part)]
+                    reason = "stop" if text.is_stopped else part.finish_reason
+                    if reason is not None:  # with its last token, so that nothing is sampled behind
+                        node.shown = text.cut
+                        self._end(node, reason)
+                        events.append(
+                            log.TurnEnded(turn=node.number, reason=reason, shown=node.shown)
+                        )
+                    await self.journal.write(*events)
                     await queue.put(
                         Said(choice, shown, tuple(part.token_ids), tuple(part.logprobs))
                     )
-                    reason = "stop" if text.is_stopped else part.finish_reason
                     if reason is not None:
-                        node.shown = text.cut
-                        self._end(node, reason)
-                        event = log.TurnEnded(turn=node.number, reason=reason, shown=node.shown)
-                        await self.journal.write(event)
                         break
             rest = text.finish()
             if rest:
@@ -432,7 +468,7 @@ class AgentSession:
             await queue.put(exc)
 
     async def _sample(self, node: TurnNode, asked: Asked) -> AsyncGenerator[GeneratedPart]:
-        """Sample a turn to its end; what is yielded is in the journal.
+        """Sample a turn to its end; what is yielded is part of it when the next is asked for.
 
         Raises:
             WireError: no server samples.
@@ -452,9 +488,6 @@ class AgentSession:
                     ):
                         deadline = time.monotonic() + GIVE_UP_S
                         for piece in part.split() if asked.stop else [part]:  # it may end there
-                            node.add(piece)
-                            event = log.TokensSampled(turn=node.number, part=piece)
-                            await self.journal.write(event)
                             yield piece
                     return
                 except ServerError as exc:

@@ -5,6 +5,7 @@ An agent --HTTP--> wires/chat.py --`Asked`--> session.py --`Said`, `Ended`--> th
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -83,6 +84,11 @@ class Asked:
     kept: tuple[ChatMessage, ...] | None = None
     """What is kept of the history for a client that will go on by the id of the answer alone: all
     but what such a client sends anew. None: nothing is."""
+
+    @property
+    def limits(self) -> str:
+        """Where the answer ends at the latest, as text: equal for a retry of the request."""
+        return json.dumps([self.max_tokens, *self.stop])
 
 
 @dataclass(frozen=True)
@@ -189,8 +195,8 @@ class Session(Protocol):
 class Sessions(Protocol):
     """The sessions of this gateway."""
 
-    def find(self, session_id: str, key: str) -> Session:
-        """Return a session by its id and its key.
+    async def find(self, session_id: str, key: str) -> Session:
+        """Return a session by its id and its key; wait while no gateway has taken it yet.
 
         Raises:
             WireError: there is none, or it has ended.

@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import random
+import signal
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -53,10 +54,10 @@ class Process:
             assert self.process.returncode is None, self.log.read_text()[-3000:]
             await asyncio.sleep(0.05)
 
-    async def kill(self) -> None:
+    async def end(self, how: signal.Signals = signal.SIGKILL) -> None:
         assert self.process is not None
         if self.process.returncode is None:
-            self.process.kill()
+            self.process.send_signal(how)
         await self.process.wait()
 
 
@@ -113,7 +114,7 @@ async def test_nothing_is_lost_doubled_or_trained_unheard(
             assert await broker.depth(broker.keys.tasks) == 0
             assert not await broker.dead_letters()
         finally:
-            await asyncio.gather(*(one.kill() for one in everyone if one.process))
+            await asyncio.gather(*(one.end() for one in everyone if one.process))
     slots = Counter(one.rollout.key.group_id for one in found)
     assert slots == dict.fromkeys(range(wanted), 1)
     trained = 0
@@ -132,12 +133,13 @@ async def test_nothing_is_lost_doubled_or_trained_unheard(
 
 
 async def _kill_some(processes: Sequence[Process], times: int) -> None:
-    """Kill one after the other, and start it again."""
+    """Kill one after the other, and start it again; a gateway may be asked to stop instead."""
     chance = random.Random(1)
     for _ in range(times):
         await asyncio.sleep(chance.uniform(0.3, 1.5))  # any moment is as good
         victim = chance.choice(processes)
-        await victim.kill()
+        how = [signal.SIGKILL, signal.SIGTERM] if "gateway" in victim.log.name else [signal.SIGKILL]
+        await victim.end(chance.choice(how))
         await victim.start()
 
 

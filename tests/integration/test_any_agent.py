@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from agent_r1.gateway.attempts import session_name
 from agent_r1.gateway.config import AgentConfig
 from agent_r1.gateway.session import SessionRules
 from agent_r1.gateway.wire import WireError
@@ -157,12 +158,25 @@ async def test_an_agent_outlives_a_gateway_that_is_stopped(
     async with agent_scene(broker, chat, policy, config, rules=RULES) as attempts:
         first = asyncio.create_task(attempts.run(rollout))
         await eventually(lambda: bool(policy.streams), first)
+        name = session_name(rollout)
+        key = attempts._open[name].key
         attempts.is_stopping = True
         first.cancel()
         await asyncio.wait([first])
-        with pytest.raises(WireError, match="another one goes on") as refused:
-            attempts.find("it", "key")
+        with pytest.raises(WireError, match="goes on at another gateway") as refused:
+            await attempts.find(name, key)
         assert refused.value.kind == "unavailable"  # which an agent outlives
+        attempts.is_stopping = False  # as a gateway that starts at the same address
+        waiting = asyncio.create_task(attempts.find(name, key))
+        for wrong in ((name, "guess"), (name, ""), ("it", key)):
+            with pytest.raises(WireError, match="no session of this id and key") as refused:
+                await attempts.find(*wrong)
+            assert refused.value.kind == "no_session"
+        assert not waiting.done()
         policy.answering.set()
         trajectory = await attempts.run(rollout)
+        assert (await waiting).session_id == name
+        await attempts.forget(trajectory)
+        with pytest.raises(WireError, match="no session of this id and key"):
+            await attempts.find(name, key)
     assert (trajectory.status, trajectory.reason) == ("COMPLETED", "answer")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -50,6 +51,28 @@ async def test_an_append_whose_answer_was_lost_is_written_once(
     await log.append([b"b"])
     assert answers == [1, 1, 1]
     assert await SessionLog(broker, "s", kept_s=60).take() == [b"a", b"b"]
+
+
+async def test_an_append_that_was_given_up_is_repeated_with_what_came_since(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+):
+    log = SessionLog(broker, "s", kept_s=60)
+    await log.take()
+    run = log._append
+
+    async def lose_the_answer(**arguments: object) -> int:
+        await run(**arguments)
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(log, "_append", lose_the_answer)
+    with pytest.raises(asyncio.CancelledError):
+        await log.append([b"a", b"b"])
+    monkeypatch.setattr(log, "_append", run)
+    await log.append([b"a", b"b", b"c"])
+    await log.append([b"d"])
+    heir = SessionLog(broker, "s", kept_s=60)
+    assert await heir.take() == [b"a", b"b", b"c", b"d"]
+    assert await heir.first() == b"a"
 
 
 async def test_a_log_expires_with_its_owner_and_is_deleted_whole(broker: Broker):

@@ -19,6 +19,7 @@ import pytest
 from agent_r1.launch.local_redis import free_port
 from agent_r1.learner.engine.interface import LossSpec
 from agent_r1.learner.engine.ranks.rank_env import RankPlace
+from agent_r1.runtime.exit_status import EXIT_FAILED
 from tests.support import two_ranks
 from tests.support.engines import SAMPLES, gradient, make_engine, relative_distance
 from tests.support.tiny_models import save_model
@@ -66,6 +67,12 @@ class Leader:
         line = self.process.stdout.readline()
         assert line, f"two_ranks ended with exit code {self.process.wait()}"
         return json.loads(line)
+
+    def outcome(self) -> tuple[dict[str, Any] | None, str]:
+        """Return the last line it printed (None without one) and its errors, once it has ended."""
+        printed, errors = self.process.communicate()
+        lines = printed.splitlines()
+        return json.loads(lines[-1]) if lines else None, errors.decode()
 
     def end(self) -> None:
         """Kill -9, and close the pipes."""
@@ -160,11 +167,25 @@ def test_two_ranks_equal_one_under_every_stage_and_end_with_rank_0(
 def test_a_lost_rank_ends_the_engine_with_a_message(
     model_dir: Path, leaders: list[Leader], mode: str, message: str, exit_code: int
 ):
-    leaders.append(Leader(mode, model_dir))
-    answer = leaders[0].answer()
-    assert len(answer["errors"]) >= 2
-    assert all(message in error for error in answer["errors"])
-    assert answer["exit_codes"] == [exit_code]
+    leaders.append(Leader(mode, model_dir, stderr=subprocess.PIPE))
+    answer, errors = leaders[0].outcome()
+    assert_named(leaders[0], answer, errors, message)
+    if answer is not None:
+        assert answer["exit_codes"] == [exit_code]
+
+
+def assert_named(leader: Leader, answer: dict[str, Any] | None, errors: str, message: str) -> None:
+    """Check that every call after the loss told it, or the process, whose send hung, ended so.
+
+    Gloo fails a send to a lost peer, but was seen to let one wait, on a busy machine: then rank 0
+    is ended after FAILURE_GRACE_S.
+    """
+    if answer is None:
+        assert leader.process.returncode == EXIT_FAILED
+        assert message in errors.splitlines()[-1]
+    else:
+        assert len(answer["errors"]) >= 2
+        assert all(message in error for error in answer["errors"])
 
 
 @pytest.mark.slow
@@ -183,17 +204,13 @@ def test_a_lost_rank_that_rank_0_did_not_start_is_named(model_dir: Path, leaders
     port = free_port()
     for rank in range(2):
         place = RankPlace(rank, 2, rank, "127.0.0.1", port)
-        leaders.append(Leader("outlive", model_dir, place=place))
+        leaders.append(Leader("outlive", model_dir, place=place, stderr=subprocess.PIPE))
     first, second = leaders
     assert first.answer() == {"trained": True}
     assert listening(first.process.pid) | listening(second.process.pid) == {"127.0.0.1"}
     second.end()  # kill -9
-    assert first.process.stdin is not None
-    first.process.stdin.write(b"\n")
-    first.process.stdin.flush()
-    errors = first.answer()["errors"]
-    assert len(errors) == 2
-    assert all("rank 1 ended" in error for error in errors)
+    answer, errors = first.outcome()  # which ends its input, and so it goes on
+    assert_named(first, answer, errors, "rank 1 ended")
 
 
 @pytest.mark.ranks

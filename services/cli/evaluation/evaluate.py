@@ -81,6 +81,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
     scores = evaluation.summarise()
     for line in summary_lines(scores, config.score_names()):
         print(line)
+    if cut := evaluation.cut_off():
+        print(f"cut off by a limit, and scored: {'; '.join(cut)}")
     failed = sum(of_set.failed for of_set in scores.values())
     if failed:
         print(f"!! {failed} questions failed: {'; '.join(evaluation.failures())}")

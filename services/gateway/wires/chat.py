@@ -15,10 +15,11 @@ from typing import Annotated, Any, Literal, Self
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
-from pydantic import ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import ConfigDict, Field, JsonValue, model_validator
 
 from agent_r1.gateway.speech import Speaker, Speech
 from agent_r1.gateway.wire import Asked, Begun, Ended, ErrorKind, Said, Session, Sessions, WireError
+from agent_r1.gateway.wires.history import read_arguments, read_tool
 from agent_r1.gateway.wires.http import (
     Answer,
     AnswerResponse,
@@ -45,6 +46,8 @@ MAX_STOPS = 16
 """Most texts at which a turn ends."""
 _PENALTIES = {"frequency_penalty", "presence_penalty", "repetition_penalty"}
 _SAMPLING = {"temperature", "top_p", "top_k", "min_p", "seed"} | _PENALTIES
+_TEMPLATE = {"chat_template_kwargs", "enable_thinking", "reasoning", "thinking"}
+_TASKS_OWN = _SAMPLING | _TEMPLATE
 """Parameters that are the task's."""
 _CACHE = {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "prediction"}
 _EFFORT = {"reasoning_effort", "verbosity", "service_tier", "parallel_tool_calls"}
@@ -95,6 +98,33 @@ class _OfferedTool(Body):
     cache_control: JsonValue = None
 
 
+class _Named(Body):
+    name: str
+
+
+class _ToolName(Body):
+    type: Literal["function"]
+    function: _Named
+
+
+class _AllowedTools(Body):
+    mode: Literal["auto", "required"]
+    tools: list[_ToolName]
+
+
+class _ToolChoice(Body):
+    type: Literal["function", "custom", "allowed_tools"]
+    function: _Named | None = None
+    custom: _Named | None = None
+    allowed_tools: _AllowedTools | None = None
+
+
+class _ResponseFormat(Body):
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+
+
 class _StreamOptions(Body):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
@@ -108,8 +138,8 @@ class ChatRequest(Body):
     messages: Annotated[list[dict[str, JsonValue]], Field(min_length=1, fail_fast=True)]
     model: str
     tools: Annotated[list[_OfferedTool] | None, Field(max_length=1024, fail_fast=True)] = None
-    tool_choice: Literal["auto", "none", "required"] | dict[str, JsonValue] | None = None
-    response_format: dict[str, JsonValue] | None = None
+    tool_choice: Literal["auto", "none", "required"] | _ToolChoice | None = None
+    response_format: _ResponseFormat | None = None
     logit_bias: dict[str, JsonValue] | None = None
     max_tokens: Annotated[int | None, Field(ge=1)] = None
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
@@ -123,9 +153,11 @@ class ChatRequest(Body):
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
-        unknown = sorted(self.others.keys() - _SAMPLING - _CHANGES_NOTHING)
+        given = {name for name, value in self.others.items() if value is not None}
+        unknown = sorted(given - _TASKS_OWN - _CHANGES_NOTHING)
         if unknown:
-            raise ValueError(f"unknown fields: {', '.join(unknown[:8])}; leave them out")
+            names = ", ".join(f"{name:.40}" for name in unknown[:8])
+            raise ValueError(f"unknown fields: {names}; leave them out")
         return self
 
     @property
@@ -146,16 +178,15 @@ class ChatRequest(Body):
                 " of sampled tokens alone; leave it out",
             )
         messages = tuple(_read_message(i, message) for i, message in enumerate(self.messages))
-        if messages[-1].role not in ("user", "tool"):
+        if messages[-1].role == "assistant":
             refuse(
                 "messages",
-                f"the last message is of role {messages[-1].role}; it must be the user's or a "
-                "tool's, which the policy answers",
+                "the last message is the assistant's; it must be one that the policy answers",
             )
-        offered = () if self.tool_choice == "none" else self.tools or ()
+        tools = [_read_tool(i, tool.function) for i, tool in enumerate(self.tools or ())]
         return Asked(
             messages=messages,
-            tools=tuple(_read_tool(i, tool.function) for i, tool in enumerate(offered)),
+            tools=tuple(tool for tool in tools if self._allows(tool.name)),
             max_tokens=self.max_completion_tokens or self.max_tokens,
             stop=self._stops(),
             n=self.n or 1,
@@ -170,19 +201,28 @@ class ChatRequest(Body):
             refuse("stop", f"stop has {len(stops)} texts; the limit is {MAX_STOPS}: leave some out")
         return tuple(stop for stop in stops if stop)
 
+    @property
+    def _allowed(self) -> _AllowedTools | None:
+        return self.tool_choice.allowed_tools if isinstance(self.tool_choice, _ToolChoice) else None
+
+    def _allows(self, tool: str) -> bool:
+        allowed = self._allowed
+        return self.tool_choice != "none" and (
+            allowed is None or any(one.function.name == tool for one in allowed.tools)
+        )
+
     def _constraint(self) -> str:
         """Return the field that forces the answer, and how; "" where none does."""
-        choice, form = self.tool_choice, (self.response_format or {}).get("type", "text")
-        if choice not in (None, "auto", "none"):
-            kind = "required" if isinstance(choice, str) else choice.get("type", "function")
-            return f"tool_choice {kind}"
-        if form != "text":
-            return f"response_format {form}"
+        choice, allowed, form = self.tool_choice, self._allowed, self.response_format
+        if choice not in (None, "auto", "none") and (allowed is None or allowed.mode != "auto"):
+            return f"tool_choice {choice if isinstance(choice, str) else choice.type}"
+        if form is not None and form.type != "text":
+            return f"response_format {form.type}"
         return "logit_bias" if self.logit_bias else ""
 
     def overruled(self) -> list[str]:
         """Return the names of its parameters that are the task's."""
-        return [name for name in _SAMPLING if self.others.get(name) is not None]
+        return [name for name in _TASKS_OWN if self.others.get(name) is not None]
 
 
 def add_chat(app: FastAPI, sessions: Sessions) -> None:
@@ -191,7 +231,7 @@ def add_chat(app: FastAPI, sessions: Sessions) -> None:
 
     @app.post("/sessions/{session_id}/v1/chat/completions")
     async def complete(session_id: str, request: Request) -> Response:
-        session = find_session(sessions, request, session_id)
+        session = await find_session(sessions, request, session_id)
         body = await read_request(ChatRequest, request)
         asked = body.asked(retries_of(request))
         note_overruled(set(body.overruled()), noted)
@@ -201,12 +241,13 @@ def add_chat(app: FastAPI, sessions: Sessions) -> None:
 def _read_message(index: int, given: dict[str, JsonValue]) -> ChatMessage:
     """Return a message without its reasoning: what the policy thought is known to the session."""
     fields = {k: v for k, v in given.items() if k not in (*_REASONING, "cache_control")}
-    is_said = fields.get("role") == "assistant"
-    if is_said and not any(fields.get(k) for k in ("content", "tool_calls", "function_call")):
-        fields["content"] = fields.get("refusal") or ""  # it thought, and said nothing
+    if not any(fields.get(k) for k in ("content", "tool_calls", "function_call")):
+        fields["content"] = fields.get("refusal") or ""  # it thought, or answered nothing
     try:
         if "role" not in fields:
             raise ValueError("role is missing; name who says it")
+        if isinstance(calls := fields.get("tool_calls"), list):
+            fields["tool_calls"] = [_read_call(call) for call in calls]
         message = ChatMessage.model_validate(fields)
         message.text()  # refuses images
         if message.tool_calls:  # JSON in JSON, in which half a surrogate pair comes in
@@ -216,16 +257,19 @@ def _read_message(index: int, given: dict[str, JsonValue]) -> ChatMessage:
     return message
 
 
-def _read_tool(index: int, function: _Function) -> ToolSpec:
-    try:
-        return ToolSpec(
-            name=function.name,
-            version="",
-            description=function.description or "",
-            parameters=function.parameters or {"type": "object", "properties": {}},
-        )
-    except ValidationError as exc:
-        refuse(where := f"tools.{index}.function", f"{where}: {problem_of(exc)}", exc)
+def _read_call(given: JsonValue) -> JsonValue:
+    """Return a call whose arguments are an object: what is none is an argument of that name."""
+    function = given.get("function") if isinstance(given, dict) else None
+    if not isinstance(given, dict) or not isinstance(function, dict):
+        return given
+    arguments = function.get("arguments")
+    whole = read_arguments(arguments) if isinstance(arguments, str) else arguments or {}
+    return {**given, "function": {**function, "arguments": whole}}
+
+
+def _read_tool(index: int, tool: _Function) -> ToolSpec:
+    where = f"tools.{index}.function"
+    return read_tool(where, tool.name, tool.description, tool.parameters)
 
 
 @dataclass

@@ -6,6 +6,7 @@ have one place for them; what a client says as the system later on is told as th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -189,7 +190,16 @@ def table(where: str, value: JsonValue) -> dict[str, JsonValue]:
     return cast("dict[str, JsonValue]", value)
 
 
-def read_tool(where: str, name: JsonValue, description: JsonValue, schema: JsonValue) -> ToolSpec:
+def read_arguments(arguments: str) -> dict[str, JsonValue]:
+    """Return the arguments of a call: what is no JSON object is an argument of that name."""
+    try:
+        parsed: JsonValue = json.loads(arguments) if arguments.strip() else {}
+    except ValueError:
+        parsed = arguments
+    return parsed if isinstance(parsed, dict) else {"arguments": parsed}
+
+
+def read_tool(where: str, name: object, description: object, schema: object) -> ToolSpec:
     """Return a tool that is offered to the policy.
 
     Raises:

@@ -74,9 +74,11 @@ class WireRequest(BaseModel):
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
-        unknown = sorted(self.others.keys() - self.sampling - self.changes_nothing)
+        given = {name for name, value in self.others.items() if value is not None}
+        unknown = sorted(given - self.sampling - self.changes_nothing)
         if unknown:
-            raise ValueError(f"unknown fields: {', '.join(unknown[:8])}; leave them out")
+            names = ", ".join(f"{name:.40}" for name in unknown[:8])
+            raise ValueError(f"unknown fields: {names}; leave them out")
         return self
 
     @property
@@ -97,13 +99,13 @@ class WireRequest(BaseModel):
 # -- requests ------------------------------------------------------------------------------------
 
 
-def find_session(sessions: Sessions, request: Request, session_id: str) -> Session:
+async def find_session(sessions: Sessions, request: Request, session_id: str) -> Session:
     """Return the session that a request has the key of.
 
     Raises:
         WireError: there is none, or it has ended.
     """
-    return sessions.find(session_id, key_of(request))
+    return await sessions.find(session_id, key_of(request))
 
 
 def key_of(request: Request) -> str:

@@ -161,7 +161,7 @@ def add_messages(app: FastAPI, sessions: Sessions) -> None:
 
     @app.post("/sessions/{session_id}/v1/messages")
     async def answer(session_id: str, request: Request) -> Response:
-        session = find_session(sessions, request, session_id)
+        session = await find_session(sessions, request, session_id)
         body = await read_request(MessagesRequest, request)
         asked = body.asked(
             max_tokens=body.max_tokens,
@@ -169,19 +169,18 @@ def add_messages(app: FastAPI, sessions: Sessions) -> None:
             is_streamed=bool(body.stream),
             retries=retries_of(request),
         )
-        last = asked.messages[-1].role
-        if last not in ("user", "tool"):
+        if asked.messages[-1].role == "assistant":
             refuse(
                 "messages",
-                f"the last message is of role {last}; it must be the user's, which the policy "
-                "answers: the beginning of an answer cannot be given",
+                "the last message is the assistant's; it must be one that the policy answers, for "
+                "which the beginning of the answer cannot be given",
             )
         note_ignored(body, noted)
         return AnswerResponse(_Message(session, asked, body.thinking))
 
     @app.post("/sessions/{session_id}/v1/messages/count_tokens")
     async def count(session_id: str, request: Request) -> Response:
-        session = find_session(sessions, request, session_id)
+        session = await find_session(sessions, request, session_id)
         body = await read_request(CountRequest, request)
         count = types.MessageTokensCount(input_tokens=session.count_tokens(body.asked()))
         return JSONResponse(count.model_dump())

@@ -27,8 +27,8 @@ def add_models(app: FastAPI, sessions: Sessions) -> None:
     """Add the routes to an application."""
     started = int(time.time())
 
-    def model(request: Request, session_id: str) -> dict[str, Any]:
-        name = find_session(sessions, request, session_id).model
+    async def model(request: Request, session_id: str) -> dict[str, Any]:
+        name = (await find_session(sessions, request, session_id)).model
         if not is_anthropic(request):
             made = Model(id=name, created=started, object="model", owned_by=_OWNER)
             return made.model_dump()
@@ -40,7 +40,7 @@ def add_models(app: FastAPI, sessions: Sessions) -> None:
 
     @app.get("/sessions/{session_id}/v1/models")
     async def listing(session_id: str, request: Request) -> Response:
-        found = model(request, session_id)
+        found = await model(request, session_id)
         if not is_anthropic(request):
             return JSONResponse({"object": "list", "data": [found]})
         page = {"first_id": found["id"], "last_id": found["id"], "has_more": False}
@@ -48,7 +48,7 @@ def add_models(app: FastAPI, sessions: Sessions) -> None:
 
     @app.get("/sessions/{session_id}/v1/models/{name:path}")
     async def one(session_id: str, name: str, request: Request) -> Response:  # it has any name
-        return JSONResponse(model(request, session_id))
+        return JSONResponse(await model(request, session_id))
 
 
 def is_anthropic(request: Request) -> bool:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field, JsonValue
 from agent_r1.gateway.wire import Asked, ErrorKind, Session, Sessions, WireError, turn_id_in
 from agent_r1.gateway.wires.blocks import Block, BlockAnswer, Fields, models_by_type
 from agent_r1.gateway.wires.chat import OPENAI_ERRORS
-from agent_r1.gateway.wires.history import History, read_texts, read_tool, table
+from agent_r1.gateway.wires.history import History, read_arguments, read_texts, read_tool, table
 from agent_r1.gateway.wires.http import (
     STREAM_TYPE,
     AnswerResponse,
@@ -152,14 +152,25 @@ class ResponsesRequest(CompactRequest):
 
     def constraint(self) -> str:
         """Return the field that forces the answer, and how; "" where none does."""
-        choice, form = (
-            self.tool_choice,
-            ((self.text and self.text.format) or {}).get("type", "text"),
-        )
+        choice, text = self.tool_choice, self.text
+        form = text.format.get("type") if text is not None and text.format else "text"
+        if isinstance(choice, dict):
+            kind = choice.get("type")
+            choice = "auto" if choice.get("mode") == "auto" else str(kind)
         if choice not in (None, "auto", "none"):
-            kind = choice if isinstance(choice, str) else choice.get("type")
-            return f"tool_choice {kind}"
+            return f"tool_choice {choice}"
         return "" if form == "text" else f"text.format {form}"
+
+    def offered(self) -> dict[str, _Tool]:
+        """Return the tools that the policy is offered: those that the client allows."""
+        tools, choice = super().offered(), self.tool_choice
+        if choice == "none":
+            return {}
+        allowed = choice.get("tools") if isinstance(choice, dict) else None
+        if not isinstance(allowed, list):
+            return tools
+        names = [one.get("name") for one in allowed if isinstance(one, dict)]
+        return {known: tool for known, tool in tools.items() if tool.name in names}
 
 
 def add_responses(app: FastAPI, sessions: Sessions) -> None:
@@ -168,11 +179,11 @@ def add_responses(app: FastAPI, sessions: Sessions) -> None:
 
     @app.post("/sessions/{session_id}/v1/responses")
     async def respond(session_id: str, request: Request) -> Response:
-        session = find_session(sessions, request, session_id)
+        session = await find_session(sessions, request, session_id)
         body = await read_request(ResponsesRequest, request)
         history, compacts = body.history(session)
         note_ignored(body, noted)
-        tools = {} if body.tool_choice == "none" else body.offered()
+        tools = body.offered()
         asked = _asked(
             body,
             tools,
@@ -188,7 +199,7 @@ def add_responses(app: FastAPI, sessions: Sessions) -> None:
 
     @app.post("/sessions/{session_id}/v1/responses/compact")
     async def compact(session_id: str, request: Request) -> Response:
-        session = find_session(sessions, request, session_id)
+        session = await find_session(sessions, request, session_id)
         body = await read_request(CompactRequest, request)
         history, _ = body.history(session)
         tools = body.offered()
@@ -209,12 +220,8 @@ def _asked(
         history.end_message()
         history.tell("input", "user", [COMPACT])
     messages, turn_ids = history.finish([body.instructions] if body.instructions else [])
-    if not messages or messages[-1].role not in ("user", "tool"):
-        refuse(
-            "input",
-            "input must end with what the user or a tool says, which the policy answers; it ends "
-            f"with {messages[-1].role if messages else 'nothing'}",
-        )
+    if not messages or messages[-1].role == "assistant":
+        refuse("input", "input is empty or ends with the assistant; end with what it answers")
     return Asked(
         messages=messages,
         turn_ids=turn_ids,
@@ -254,7 +261,7 @@ def _read_item(
         case "function_call" | "custom_tool_call":
             history.say(where, turn_id=turn_id, call=_read_call(where, item))
         case "function_call_output" | "custom_tool_call_output":
-            output = read_texts(f"{where}.output", item.get("output"))
+            output = read_texts(f"{where}.output", item.get("output") or "")
             history.result(where, str(item.get("call_id") or ""), output)
         case "compaction" | "compaction_summary":
             said = session.said(turn_id)
@@ -274,9 +281,9 @@ def _read_call(where: str, item: Mapping[str, JsonValue]) -> dict[str, Any]:
     arguments: JsonValue = {CUSTOM_INPUT: item.get("input")}
     if item.get("type") == "function_call":
         try:
-            arguments = json.loads(str(item.get("arguments") or "{}"))
-        except (ValueError, RecursionError) as exc:
-            refuse(where, f"{where}.arguments: they are no JSON ({exc}); send a JSON object", exc)
+            arguments = read_arguments(str(item.get("arguments") or ""))
+        except RecursionError as exc:
+            refuse(where, f"{where}.arguments: they are nested too deep; send flatter JSON", exc)
     return {"name": name, "arguments": arguments, "id": str(item.get("call_id") or "")}
 
 

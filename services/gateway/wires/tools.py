@@ -24,7 +24,7 @@ S = TypeVar("S")
 class ToolSessions(Protocol[S]):
     """The sessions of this gateway, and the tools that they may call."""
 
-    def find(self, session_id: str, key: str) -> S:
+    async def find(self, session_id: str, key: str) -> S:
         """Return an open session; see `Sessions.find`."""
         ...
 
@@ -44,17 +44,14 @@ class ToolSessions(Protocol[S]):
 def add_tools(app: FastAPI, sessions: ToolSessions[S]) -> None:
     """Add the routes to an application that answers a `WireError`, as that of app.py does."""
 
-    def session_of(request: Request, session_id: str) -> S:
-        return sessions.find(session_id, key_of(request))
-
     @app.get("/sessions/{session_id}/tools")
     async def listing(session_id: str, request: Request) -> Response:
-        offered = sessions.offered(session_of(request, session_id))
+        offered = sessions.offered(await sessions.find(session_id, key_of(request)))
         return JSONResponse([spec.as_function() for spec in offered.values()])
 
     @app.post("/sessions/{session_id}/tools/{name}")
     async def call(session_id: str, name: str, request: Request) -> Response:
-        session = session_of(request, session_id)
+        session = await sessions.find(session_id, key_of(request))
         try:
             arguments = _ARGUMENTS.validate_json(await request.body())
         except ValidationError as exc:

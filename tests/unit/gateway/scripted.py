@@ -30,6 +30,12 @@ class MemoryLog:
     entries: list[bytes] = field(default_factory=list[bytes])
     owners: list[int] = field(default_factory=lambda: [0])
     owner: int = 0
+    gate: asyncio.Event | None = None
+    """What an append waits for."""
+    failures: list[Exception] = field(default_factory=list[Exception])
+    """What the next appends raise."""
+    waiting: int = 0
+    """Appends that wait."""
 
     def successor(self) -> MemoryLog:
         return MemoryLog(self.entries, self.owners)
@@ -40,8 +46,13 @@ class MemoryLog:
         return list(self.entries)
 
     async def append(self, entries: Sequence[bytes]) -> None:
+        if self.gate is not None:
+            self.waiting += 1
+            await self.gate.wait()
         if self.owner != self.owners[0]:
             raise SessionTakenError("the session was taken over by another gateway")
+        if self.failures:
+            raise self.failures.pop(0)
         self.entries += entries
 
     async def delete(self) -> None:

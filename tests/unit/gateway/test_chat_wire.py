@@ -53,6 +53,11 @@ def request(**fields: Any) -> dict[str, Any]:
     return {"model": "policy", "messages": [USER], **fields}
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 # -- answers -------------------------------------------------------------------------------------
 
 
@@ -206,11 +211,13 @@ async def test_every_parameter_of_the_api_is_known_or_refused_by_name():
     async with without_port(FakeSession()) as client:
         for name in params.CompletionCreateParamsBase.__annotations__:
             headers = {"authorization": f"Bearer {KEY}"}
-            body = {name: None} | request()
-            got = await client.post("chat/completions", json=body, headers=headers)
-            if got.status_code != 200:
-                assert f"unknown fields: {name};" in got.json()["error"]["message"]
-                refused.add(name)
+            for value in (None, {}):
+                body = {name: value} | request()
+                got = await client.post("chat/completions", json=body, headers=headers)
+                if "unknown fields" in got.text:
+                    assert f"unknown fields: {name};" in got.json()["error"]["message"]
+                    refused.add(name)
+                assert value is not None or got.status_code == 200, (name, got.text)
     assert refused == {"audio", "functions", "function_call", "web_search_options"}
 
 
@@ -256,6 +263,8 @@ async def test_messages_come_without_reasoning_and_markers():
         ({"response_format": {"type": "json_object"}}, "response_format json_object"),
         ({"response_format": {"type": "text"}, "logit_bias": {"5": 1}}, "logit_bias"),
         ({"tool_choice": "none", "tools": [SEARCH], "logit_bias": {}}, ""),
+        ({"tool_choice": allowed("required", "search")}, "tool_choice allowed_tools"),
+        ({"tool_choice": allowed("auto", "find"), "tools": [SEARCH]}, ""),
     ],
 )
 async def test_what_forces_the_answer_is_named(fields: dict[str, Any], constrained: str):
@@ -273,7 +282,37 @@ async def test_a_retry_says_how_often_it_was_sent():
     assert session.asked[0].retries == 2
 
 
+async def test_tools_that_are_allowed_and_not_forced_are_offered():
+    session = FakeSession()
+    find = {"type": "function", "function": {"name": "lib.find"}}
+    got = await post(
+        session, request(tools=[SEARCH, find], tool_choice=allowed("auto", "lib.find"))
+    )
+    assert got.status_code == 200, got.text
+    assert [tool.name for tool in session.asked[0].tools] == ["lib.find"]
+
+
+async def test_histories_of_others_are_taken_as_they_are():
+    session = FakeSession()
+    arguments = ["", "{}", '{"a": 1}', "{", "[1]"]
+    calls = [
+        {"id": f"c{i}", "type": "function", "function": {"name": "f", "arguments": one}}
+        for i, one in enumerate(arguments)
+    ]
+    said = {"role": "assistant", "content": None, "tool_calls": calls}
+    result = {"role": "tool", "tool_call_id": "c0", "content": None}
+    rule = {"role": "developer", "content": "Be brief."}
+    fields = {"functions": None, "chat_template_kwargs": {}, "thinking": {"type": "disabled"}}
+    got = await post(session, request(messages=[USER, said, result, rule], **fields))
+    assert got.status_code == 200, got.text
+    _, said, result, rule = session.asked[0].messages
+    read = [call.arguments for call in said.tool_calls]
+    assert read == [{}, {}, {"a": 1}, {"arguments": "{"}, {"arguments": [1]}]
+    assert (result.text(), rule.role) == ("", "system")
+
+
 DEEP = "[" * 100_000
+
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 
 
@@ -290,7 +329,7 @@ def answered(arguments: str) -> dict[str, Any]:
         (request(messages=[]), "messages"),
         (request(messages=[{"content": "x"}]), "messages.0: role is missing"),
         (request(messages=[{"role": "user", "content": [IMAGE]}]), "image_url"),
-        (request(messages=[USER, {"role": "assistant", "content": "x"}]), "of role assistant"),
+        (request(messages=[USER, {"role": "assistant", "content": "x"}]), "is the assistant's"),
         (request(messages=[USER | {"frob": 1}]), "frob"),
         (request(top_logprobs=5, logprobs=True), "top_logprobs (5) must be 0"),
         (request(n=17), "n: "),
@@ -303,7 +342,9 @@ def answered(arguments: str) -> dict[str, Any]:
         ),
         (answered(DEEP), "messages.1"),
         (answered('{"a": "\\ud800"}'), "messages.1"),
-        (answered("{"), "is no JSON"),
+        (request(response_format={"type": 5}), "response_format"),
+        (request(tool_choice={"type": ["x"]}), "tool_choice"),
+        (request(frobnicate=1, **{"x" * 5000: 1}), "x" * 40 + ";"),
     ],
 )
 async def test_a_wrong_request_is_told_so(body: Any, says: str):

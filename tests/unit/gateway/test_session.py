@@ -9,6 +9,7 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 
+from agent_r1.gateway.journal import AttemptEnded
 from agent_r1.gateway.metrics import GatewayMetrics
 from agent_r1.gateway.session import SessionRules
 from agent_r1.gateway.wire import Asked, Said, WireError
@@ -29,6 +30,7 @@ from tests.support.fakes import (
     build_tokenizer,
     call_text,
 )
+from tests.support.learner_fakes import eventually
 from tests.unit.gateway.scripted import Client, open_client, result, system, user
 from tests.unit.rollout.loops import ANSWER, agent_loop
 
@@ -258,6 +260,130 @@ async def test_a_dying_server_costs_no_token(both: ChatFormat, end_id: int):
     assert len(set(seeds)) == 3  # where nothing had come, the same is asked again
 
 
+@pytest.mark.parametrize(("stop", "turn"), [((), "x"), (("y",), "xy z")])
+async def test_nothing_is_sampled_behind_the_last_token_of_a_turn(
+    both: ChatFormat, end_id: int, stop: tuple[str, ...], turn: str
+):
+    """Its client hangs up while that token is written down, and then its gateway dies."""
+    client = await open_client(both, end_id, turn, "never")
+    client.servers.gate = asyncio.Event()
+    asking = asyncio.create_task(client.ask(user("who?"), stop=stop))
+    await eventually(lambda: len(client.log.entries) == 3, asking)  # its first token
+    client.log.gate = asyncio.Event()
+    client.servers.gate.set()
+    await eventually(lambda: client.log.waiting == 1, asking)
+    asking.cancel()
+    await asyncio.wait([asking])
+    client.log.gate.set()
+    await client.session.journal.write()
+    heir = await client.successor()
+    told = await heir.ask(user("who?"), retries=1, stop=stop)
+    assert (told.texts[0], told.reasons[0]) == ("x", "stop")
+    assert len(client.servers.requests) == 1
+    assert len(heir.session.forest.turns[0].token_ids) == 2
+    captured(heir, heir.trajectory())
+
+
+async def test_what_a_cancelled_writer_left_is_written_before_anyone_is_told(
+    both: ChatFormat, end_id: int
+):
+    client = await open_client(both, end_id, "one", "two")
+    client.log.gate = asyncio.Event()
+    asking = asyncio.create_task(client.ask(user("who?")))
+    await eventually(lambda: client.log.waiting == 1, asking)
+    asking.cancel()
+    await asyncio.wait([asking])
+    again = asyncio.create_task(client.ask(user("who?"), retries=1))
+    await eventually(lambda: client.log.waiting == 2, again)
+    assert not client.servers.requests  # its turn is not in the journal yet
+    client.log.gate.set()
+    assert (await again).texts[0] == "one"
+    heir = await client.successor()
+    assert [turn.token_ids for turn in heir.session.forest.turns] == [
+        turn.token_ids for turn in client.session.forest.turns
+    ]
+
+
+async def test_a_write_that_fails_loses_no_event_and_blocks_no_retry(both: ChatFormat, end_id: int):
+    client = await open_client(both, end_id, "one", "two")
+    client.log.failures = [OSError("no space left"), OSError("no space left")]
+    with pytest.raises(OSError, match="no space"):
+        await client.ask(user("who?"))
+    with pytest.raises(OSError, match="no space"):
+        await client.ask(user("who?"), retries=1)
+    assert not client.servers.requests  # nothing is sampled that nobody wrote down
+    told = await client.ask(user("who?"), retries=2)
+    assert (told.texts[0], told.turns[0]) == ("one", 0)
+    heir = await client.successor()
+    assert encode_entry(heir.trajectory()) == encode_entry(client.trajectory())
+
+
+async def test_a_rewritten_history_goes_on_with_the_turn_that_it_contains(
+    both: ChatFormat, end_id: int
+):
+    client = await open_client(both, end_id, "first", "second", "third")
+    told = await client.ask(user("who?"))
+    await client.ask(user("who?"))  # another sample, which is not gone on with
+    await client.ask(system("Be brief."), user("who?"), told.message, user("more?"))
+    trajectory = client.trajectory()
+    captured(client, trajectory)
+    assert [turn.text for turn in trajectory.trained_turns()] == ["first", "third"]
+
+
+async def test_a_rule_may_come_last(both: ChatFormat, end_id: int):
+    client = await open_client(both, end_id, "first", "second")
+    told = await client.ask(user("who?"))
+    await client.ask(user("who?"), told.message, system("Be brief."))
+    trajectory = client.trajectory()
+    captured(client, trajectory)
+    assert [turn.text for turn in trajectory.trained_turns()] == ["first", "second"]
+    assert len(trajectory.segment_starts) == 1
+
+
+async def test_a_rewritten_history_that_repeats_a_turn_has_had_it(both: ChatFormat, end_id: int):
+    client = await open_client(both, end_id, "first", "second")
+    told = await client.ask(user("who?"), deliver=False)
+    await client.ask(system("Be brief."), user("who?"), told.message, user("more?"))
+    assert [turn.text for turn in client.trajectory().trained_turns()] == ["first", "second"]
+    heir = await client.successor()
+    assert encode_entry(heir.trajectory()) == encode_entry(client.trajectory())
+
+
+async def test_of_two_equal_answers_the_one_that_was_heard_is_gone_on_with(
+    both: ChatFormat, end_id: int
+):
+    client = await open_client(both, end_id, "same", "same", "end")
+    told = await client.ask(user("who?"))
+    await client.ask(user("who?"), deliver=False)
+    await client.ask(user("who?"), told.message, user("more?"))
+    first, second, third = client.session.forest.turns
+    assert third.parent is first
+    assert not second.delivered
+
+
+async def test_a_retry_is_told_what_it_has_not_had_and_else_the_latest(
+    both: ChatFormat, end_id: int
+):
+    client = await open_client(both, end_id, "one", "two", "three", "four")
+    await client.ask(user("who?"))
+    await client.ask(user("who?"))
+    assert (await client.ask(user("who?"), retries=1)).texts[0] == "two"
+    three = await client.ask(user("who?"), n=2, deliver=False)
+    await client.session.delivered(three.turns[1])
+    assert (await client.ask(user("who?"), retries=1)).texts[0] == "three"
+
+
+async def test_a_request_with_other_limits_is_no_retry(both: ChatFormat, end_id: int):
+    client = await open_client(both, end_id, "a longer answer", "one STOP", "three")
+    assert (await client.ask(user("who?"), max_tokens=2, deliver=False)).texts[0] == "a "
+    assert (await client.ask(user("who?"), stop=("STOP",), retries=1)).texts[0] == "one "
+    assert (await client.ask(user("who?"), retries=1)).texts[0] == "three"
+    assert (await client.ask(user("who?"), max_tokens=2, retries=1)).texts[0] == "a "
+    heir = await client.successor()
+    assert (await heir.ask(user("who?"), stop=("STOP",), retries=1)).texts[0] == "one "
+    assert len(client.servers.requests) == 3
+
+
 async def test_another_gateway_has_the_same_forest(both: ChatFormat, end_id: int):
     client = await open_client(both, end_id, SEARCH, ANSWER)
     told = await client.ask(user("who?"), tools=(TOOL,))
@@ -313,10 +439,36 @@ async def test_limits_are_errors_that_say_what_to_do(both: ChatFormat, end_id: i
     with pytest.raises(WireError, match="max_requests"):
         await client.ask(user("who?"))
     assert client.session.is_spent
-    client.session.close()
+    heir = await client.successor()
+    heir.session.close()  # given back: another gateway goes on with it
+    with pytest.raises(WireError) as given_back:
+        await heir.ask(user("who?"))
+    assert given_back.value.kind == "unavailable"
+    heir.session.close(AttemptEnded())
     with pytest.raises(WireError) as ended:
-        await client.ask(user("who?"))
+        await heir.ask(user("who?"))
     assert ended.value.kind == "ended"
+
+
+async def test_every_answer_counts_against_the_limits(both: ChatFormat, end_id: int):
+    rules = SessionRules(max_in_flight=3, max_requests=4)
+    client = await open_client(both, end_id, "one", rules=rules)
+    with pytest.raises(WireError, match=r"n \(4\) must be at most 3") as never:
+        await client.ask(user("who?"), n=4)
+    assert never.value.kind == "invalid_request"
+    client.servers.gate = asyncio.Event()
+    three = asyncio.create_task(client.ask(user("who?"), n=3))
+    await eventually(lambda: len(client.servers.requests) == 3, three)
+    with pytest.raises(WireError, match="3 answers of this session are in flight") as busy:
+        await client.ask(user("and?"))
+    assert busy.value.kind == "busy"
+    client.servers.gate.set()
+    await three
+    with pytest.raises(WireError, match=r"used its 4 \(agent.max_requests\)"):
+        await client.ask(user("and?"), n=2)
+    await client.ask(user("and?"))
+    with pytest.raises(WireError, match="max_requests"):
+        client.session.count_requests(1)  # as a call of a tool does
 
 
 async def test_what_is_constrained_is_served_where_allowed_and_never_trained(

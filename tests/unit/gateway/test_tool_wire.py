@@ -19,7 +19,7 @@ SEARCH = ToolSpec(name="search", version="1", description="Looks up.", parameter
 class Sessions:
     """One session, whose tool repeats what it is asked."""
 
-    def find(self, session_id: str, key: str) -> Any:
+    async def find(self, session_id: str, key: str) -> Any:
         if (session_id, key) != ("one", KEY):
             raise WireError("no_session", "no session has this id and this key; use those given")
         return "session"
@@ -47,7 +47,8 @@ async def client():
 async def test_tools_are_listed_and_answer(client: httpx.AsyncClient):
     (listed,) = (await client.get("/tools")).json()
     assert (listed["type"], listed["function"]["name"]) == ("function", "search")
-    answer = await client.post("/tools/search", json={"query": "Ada"})
+    lower = {"authorization": f"bearer {KEY}"}
+    answer = await client.post("/tools/search", json={"query": "Ada"}, headers=lower)
     assert answer.json() == {"status": "ok", "text": "{'query': 'Ada'}"}
 
 
@@ -58,7 +59,7 @@ async def test_tools_are_listed_and_answer(client: httpx.AsyncClient):
         ({"url": "/tools/search", "content": b"[1"}, 400, "no JSON object of arguments"),
         ({"url": "/tools/search", "content": b"[1]"}, 400, "no JSON object of arguments"),
         ({"url": "/tools/search", "json": {}, "headers": {"authorization": ""}}, 401, "this key"),
-        ({"url": "/nothing", "json": {}}, 404, "Not Found"),
+        ({"url": "/nothing", "json": {}}, 404, "POST /tools/NAME"),
     ],
 )
 async def test_errors_have_the_form_of_the_wire(

@@ -256,10 +256,10 @@ async def post(
 
 @on(*ALL)
 async def test_the_length_limit_is_kept(kind: type[Wire], chat: ChatFormat):
-    limit: Any = {"responses": "max_output_tokens"}.get(kind.name, "max_tokens")
+    limit: Any = {"max_output_tokens" if kind is Responses else "max_tokens": 3}
     async with opened(kind, chat, "a longer answer", "more") as one:
         wire, history = one.wire, [one.wire.user("who?")]
-        got = await wire.ask(history, **{limit: 3})
+        got = await wire.ask(history, **limit)
         assert (got.reason, got.usage[2]) == (reasons(kind)["length"], 3)
         if kind is Responses:
             assert got.raw.incomplete_details.reason == "max_output_tokens"
@@ -269,10 +269,10 @@ async def test_the_length_limit_is_kept(kind: type[Wire], chat: ChatFormat):
 
 @on("chat", "messages")
 async def test_stop_texts_end_an_answer(kind: type[Wire], chat: ChatFormat):
-    name = "stop" if kind is Chat else "stop_sequences"
+    stops: Any = {"stop" if kind is Chat else "stop_sequences": ["END", "STOP"]}
     async with opened(kind, chat, "one STOP two", "more") as one:
         wire, history = one.wire, [one.wire.user("who?")]
-        got = await wire.ask(history, **{name: ["END", "STOP"]})
+        got = await wire.ask(history, **stops)
         assert got.content == "one "
         if kind is Messages:
             assert (got.reason, got.raw.stop_sequence) == ("stop_sequence", "STOP")
@@ -683,6 +683,25 @@ async def test_a_tool_choice_of_none_offers_none(kind: type[Wire]):
     assert (session.asked[0].tools, session.asked[0].constrained) == ((), "")
 
 
+@on("chat", "responses")
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_a_choice_of_allowed_tools_offers_those(kind: type[Wire], mode: str):
+    session = FakeSession()
+    names: list[Any] = ["search", "other"]
+    tools: list[Any] = [{"type": "function", "name": name, "parameters": {}} for name in names]
+    allowed: dict[str, Any] = {"mode": mode, "tools": [{"type": "function", "name": "other"}]}
+    if kind is Chat:
+        tools = [{"type": "function", "function": {"name": name}} for name in names]
+        allowed["tools"] = [{"type": "function", "function": {"name": "other"}}]
+        allowed = {"allowed_tools": allowed}
+    async with faked(kind, session) as wire:
+        choice = {"type": "allowed_tools", **allowed}
+        await wire.ask([wire.user("Where?")], tools=tools, tool_choice=choice)
+    assert [tool.name for tool in session.asked[0].tools] == ["other"]
+    forced = "" if mode == "auto" else "tool_choice allowed_tools"
+    assert session.asked[0].constrained == forced
+
+
 def _sdk(kind: type[Wire]) -> Any:
     return anthropic if kind is Messages else openai
 
@@ -796,11 +815,13 @@ async def test_every_parameter_of_the_api_is_known_or_refused_by_name(kind: type
     wire = kind()
     name = "input" if kind is Responses else "messages"
     for field_name in api.__annotations__:
-        body = {field_name: None} | wire.body(**{name: [wire.user("Where?")]})
-        got = await post(kind, FakeSession(), body)
-        if got.status_code != 200:
-            assert f"unknown fields: {field_name};" in got.json()["error"]["message"]
-            refused.add(field_name)
+        for value in (None, {}):
+            body = {field_name: value} | wire.body(**{name: [wire.user("Where?")]})
+            got = await post(kind, FakeSession(), body)
+            if "unknown fields" in got.text:
+                assert f"unknown fields: {field_name};" in got.json()["error"]["message"]
+                refused.add(field_name)
+            assert value is not None or got.status_code == 200, got.text
     assert refused == known
 
 
@@ -813,8 +834,13 @@ BAD = {
         {"input": [{"role": "user", "content": 5}]},
         {"input": [{"role": "user", "content": [5]}]},
         {"input": [{"role": "user", "content": [{"type": "input_text"}]}]},
-        {"input": [{"type": "function_call", "name": "f", "arguments": "{"}, {"role": "user"}]},
-        {"input": [{"type": "function_call", "arguments": "[1]"}, {"role": "user", "content": ""}]},
+        {"input": [{"type": "function_call", "arguments": "{}"}, {"role": "user", "content": ""}]},
+        {
+            "input": [
+                {"type": "function_call", "name": "f", "arguments": "[" * 9000},
+                {"role": "user", "content": ""},
+            ]
+        },
         {
             "input": [
                 {"type": "function_call", "name": "f", "arguments": '{"a": "\\ud800"}'},

@@ -86,7 +86,7 @@ class FakeSession:
 class FakeSessions:
     session: FakeSession
 
-    def find(self, session_id: str, key: str) -> Session:
+    async def find(self, session_id: str, key: str) -> Session:
         if (session_id, key) != ("one", KEY):
             raise WireError("no_session", "no session has this id and this key; use those given")
         return self.session

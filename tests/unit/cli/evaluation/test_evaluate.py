@@ -62,8 +62,9 @@ class FakeLauncher:
         for task in evaluation.left[: self._until]:
             self.asked.append(task.id)
             failed = len(self.asked) <= self._failing
-            reason = "tool_timeout: search" if failed else "answer"
-            line = answer(task.id, set="held_out", failed=failed, reason=reason)
+            cut: dict[str, Any] = {} if failed or len(self.asked) % 2 else {"status": "TRUNCATED"}
+            reason = "tool_timeout: search" if failed else "max_turns" if cut else "answer"
+            line = answer(task.id, set="held_out", failed=failed, reason=reason, **cut)
             evaluation.file.append(line)
 
 
@@ -173,6 +174,7 @@ def test_more_failed_questions_than_allowed_have_an_exit_status_of_their_own(
     text = capsys.readouterr().out
     assert "n 3  failed 1" in text
     assert "!! 1 questions failed: 1 x tool_timeout: search" in text
+    assert "cut off by a limit, and scored: 2 x max_turns\n" in text
     assert ("!! 1 of the 4 questions of the set held_out failed" in text) == (code == 3)
 
 
