@@ -123,6 +123,8 @@ class CountRequest(WireRequest):
         for i, message in enumerate(self.messages):
             _read_message(history, f"messages.{i}", message)
         messages, turn_ids = history.finish(read_texts("system", self.system or []))
+        if not messages:
+            refuse("messages", "the messages say nothing; send one that the policy answers")
         is_none = self.tool_choice is not None and self.tool_choice.type == "none"
         offered = [] if is_none else self.tools or []
         return Asked(

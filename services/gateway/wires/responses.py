@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NoReturn
 
@@ -40,6 +40,7 @@ from agent_r1_proto.tools import ToolSpec
 with quick_imports():
     from openai.types import responses as types
 
+COMPACT_ITEM = "compaction_trigger"
 COMPACT = (
     "Summarize this conversation for yourself; the summary will be all that you have of it. Say "
     "what was asked, what has been done and found, and what is left to do."
@@ -50,7 +51,8 @@ SUMMARY = "Summary of the conversation so far:\n"
 CUSTOM_INPUT = "input"
 """The one parameter of the function that a custom tool is for the policy."""
 _ENCRYPTED = "reasoning.encrypted_content"
-_CACHE = {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"}
+_LOGPROBS = "message.output_text.logprobs"
+_PREVIOUS = "previous_response_id"
 _FAILURES: Mapping[ErrorKind, str] = {
     "context_full": "context_length_exceeded",
     "busy": "rate_limit_exceeded",
@@ -94,53 +96,22 @@ class _TextConfig(BaseModel):
     format: dict[str, JsonValue] | None = None
 
 
-class CompactRequest(WireRequest):
-    """Body of a request that compacts a history, and what all requests have."""
+class ResponsesRequest(WireRequest):
+    """Body of a request for a turn, or to compact a history."""
 
     sampling: ClassVar[frozenset[str]] = frozenset({"temperature", "top_p"})
     changes_nothing: ClassVar[frozenset[str]] = frozenset(
         {"metadata", "moderation", "safety_identifier", "user", "client_metadata"}
         | {"reasoning", "service_tier", "parallel_tool_calls", "max_tool_calls", "truncation"}
         | {"context_management", "access_programs", "image", "stream_options"}
-        | _CACHE
+        | {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"}
     )
-
     own_tools: ClassVar[frozenset[str]] = frozenset({"function", "custom", "namespace"})
 
     model: str
     input: str | Annotated[list[dict[str, JsonValue]], Field(fail_fast=True)] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
-
-    def offered(self) -> dict[str, _Tool]:
-        """Return the tools that the policy is offered, by the name under which it knows them."""
-        tools = [tool for i, one in enumerate(self.tools or ()) for tool in _read_tool(i, one)]
-        return {tool.spec.name: tool for tool in tools}
-
-    def history(self, session: Session) -> tuple[History, bool]:
-        """Return the history, and whether it ends with a wish to have it compacted.
-
-        Raises:
-            WireError: something in it cannot be shown to a policy.
-        """
-        history = History()
-        if self.previous_response_id:
-            kept = session.dialogue(turn_id_in(self.previous_response_id))
-            if kept is None:
-                _refuse_unknown("previous_response_id", self.previous_response_id)
-            history.extend(kept)
-        items = self.input or []
-        if isinstance(items, str):
-            items = [{"role": "user", "content": items}]
-        compacts = bool(items) and items[-1].get("type") == "compaction_trigger"
-        for i, item in enumerate(items[:-1] if compacts else items):
-            _read_item(history, f"input.{i}", item, session)
-        return history, compacts
-
-
-class ResponsesRequest(CompactRequest):
-    """Body of a request for a turn."""
-
     tool_choice: str | dict[str, JsonValue] | None = None
     text: _TextConfig | None = None
     max_output_tokens: Annotated[int | None, Field(ge=1)] = None
@@ -150,85 +121,89 @@ class ResponsesRequest(CompactRequest):
     top_logprobs: Annotated[int | None, Field(ge=0, le=0)] = None
     background: Literal[False] | None = None
 
-    def constraint(self) -> str:
-        """Return the field that forces the answer, and how; "" where none does."""
-        choice, text = self.tool_choice, self.text
-        form = text.format.get("type") if text is not None and text.format else "text"
-        if isinstance(choice, dict):
-            kind = choice.get("type")
-            choice = "auto" if choice.get("mode") == "auto" else str(kind)
-        if choice not in (None, "auto", "none"):
-            return f"tool_choice {choice}"
-        return "" if form == "text" else f"text.format {form}"
+    def items(self) -> list[dict[str, JsonValue]]:
+        """Return the items of its input; at the end of a history may be the wish to compact it."""
+        told = self.input or []
+        return [{"role": "user", "content": told}] if isinstance(told, str) else list(told)
 
     def offered(self) -> dict[str, _Tool]:
-        """Return the tools that the policy is offered: those that the client allows."""
-        tools, choice = super().offered(), self.tool_choice
-        if choice == "none":
-            return {}
+        """Return the tools that the policy is offered, by the name under which it knows them."""
+        tools = [tool for i, one in enumerate(self.tools or ()) for tool in _read_tool(i, one)]
+        choice = self.tool_choice
         allowed = choice.get("tools") if isinstance(choice, dict) else None
-        if not isinstance(allowed, list):
-            return tools
-        names = [one.get("name") for one in allowed if isinstance(one, dict)]
-        return {known: tool for known, tool in tools.items() if tool.name in names}
+        if isinstance(allowed, list):
+            names = [one.get("name") for one in allowed if isinstance(one, dict)]
+            tools = [tool for tool in tools if tool.name in names]
+        return {} if choice == "none" else {tool.spec.name: tool for tool in tools}
+
+    def asked(
+        self,
+        session: Session,
+        items: Sequence[Mapping[str, JsonValue]],
+        tools: Mapping[str, _Tool],
+        **more: Any,
+    ) -> Asked:
+        """Return what is asked of the session.
+
+        Raises:
+            WireError: it cannot be asked.
+        """
+        if _LOGPROBS in (self.include or ()):
+            refuse("include", f"include names {_LOGPROBS}, which Chat Completions alone has here")
+        history = History()
+        if self.previous_response_id:
+            kept = session.dialogue(turn_id_in(self.previous_response_id))
+            history.extend(kept or _refuse_unknown(_PREVIOUS, self.previous_response_id))
+        for i, item in enumerate(items):
+            _read_item(history, f"input.{i}", item, session)
+        messages, turn_ids = history.finish([self.instructions] if self.instructions else [])
+        if not messages or messages[-1].role == "assistant":
+            refuse("input", "input is empty or ends with the assistant; end with what it answers")
+        return Asked(
+            messages=messages,
+            turn_ids=turn_ids,
+            kept=None if self.store is False else history.finish()[0],
+            tools=tuple(tool.spec for tool in tools.values()),
+            max_tokens=self.max_output_tokens,
+            constrained=self._constraint(),
+            **more,
+        )
+
+    def _constraint(self) -> str:
+        """Return the field that forces the answer, and how; "" where none does."""
+        choice, form = self.tool_choice, self.text.format if self.text is not None else None
+        if isinstance(choice, dict):
+            choice = "auto" if choice.get("mode") == "auto" else str(choice.get("type"))
+        if choice not in (None, "auto", "none"):
+            return f"tool_choice {choice}"
+        kind = "text" if form is None else form.get("type")
+        return "" if kind == "text" else f"text.format {kind}"
 
 
 def add_responses(app: FastAPI, sessions: Sessions) -> None:
     """Add the routes of Responses to an application."""
     noted: set[str] = set()
 
-    @app.post("/sessions/{session_id}/v1/responses")
-    async def respond(session_id: str, request: Request) -> Response:
+    async def answer(session_id: str, request: Request, *, is_compact: bool) -> Response:
         session = await find_session(sessions, request, session_id)
         body = await read_request(ResponsesRequest, request)
-        history, compacts = body.history(session)
         note_ignored(body, noted)
-        tools = body.offered()
-        asked = _asked(
-            body,
-            tools,
-            history,
-            compacts,
-            keeps=body.store is not False and not compacts,
-            max_tokens=body.max_output_tokens,
-            is_streamed=bool(body.stream),
-            constrained=body.constraint(),
-            retries=retries_of(request),
-        )
-        return AnswerResponse(_Responses(session, asked, body, tools, compacts))
+        tools, items = body.offered(), body.items()
+        items += [{"type": COMPACT_ITEM}] if is_compact else []
+        more = {"is_streamed": bool(body.stream), "retries": retries_of(request)}
+        asked = body.asked(session, items, tools, **more)
+        made = _Responses(session, asked, body, tools)
+        made.compacts = bool(items) and items[-1].get("type") == COMPACT_ITEM
+        made.is_compact = is_compact
+        return AnswerResponse(made)
+
+    @app.post("/sessions/{session_id}/v1/responses")
+    async def respond(session_id: str, request: Request) -> Response:
+        return await answer(session_id, request, is_compact=False)
 
     @app.post("/sessions/{session_id}/v1/responses/compact")
     async def compact(session_id: str, request: Request) -> Response:
-        session = await find_session(sessions, request, session_id)
-        body = await read_request(CompactRequest, request)
-        history, _ = body.history(session)
-        tools = body.offered()
-        asked = _asked(body, tools, history, compacts=True, retries=retries_of(request))
-        return AnswerResponse(_Compaction(session, asked, body, tools, compacts=True))
-
-
-def _asked(
-    body: CompactRequest,
-    tools: Mapping[str, _Tool],
-    history: History,
-    compacts: bool,
-    *,
-    keeps: bool = False,
-    **more: Any,
-) -> Asked:
-    if compacts:
-        history.end_message()
-        history.tell("input", "user", [COMPACT])
-    messages, turn_ids = history.finish([body.instructions] if body.instructions else [])
-    if not messages or messages[-1].role == "assistant":
-        refuse("input", "input is empty or ends with the assistant; end with what it answers")
-    return Asked(
-        messages=messages,
-        turn_ids=turn_ids,
-        kept=history.finish()[0] if keeps else None,
-        tools=tuple(tool.spec for tool in tools.values()),
-        **more,
-    )
+        return await answer(session_id, request, is_compact=True)
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -263,6 +238,9 @@ def _read_item(
         case "function_call_output" | "custom_tool_call_output":
             output = read_texts(f"{where}.output", item.get("output") or "")
             history.result(where, str(item.get("call_id") or ""), output)
+        case _ if kind == COMPACT_ITEM:
+            history.end_message()
+            history.tell(where, "user", [COMPACT])
         case "compaction" | "compaction_summary":
             said = session.said(turn_id)
             if said is None:
@@ -343,23 +321,22 @@ class _Responses(BlockAnswer):
 
     form = OPENAI_ERRORS
     types = _EVENTS
+    compacts = False
+    """The answer is one compaction item, and nothing is told before it is complete."""
+    is_compact = False
+    """The route was that of compactions."""
 
     def __init__(
         self,
         session: Session,
         asked: Asked,
-        body: CompactRequest,
+        body: ResponsesRequest,
         tools: Mapping[str, _Tool],
-        compacts: bool,
     ) -> None:
         super().__init__(session, asked)
-        self._body = body
+        self._previous = body.previous_response_id
         self._tools = tools
-        self._compacts = compacts
-        """The answer is one compaction item, and nothing is told before it is complete."""
-        self._is_encrypted = isinstance(body, ResponsesRequest) and _ENCRYPTED in (
-            body.include or ()
-        )
+        self._is_encrypted = _ENCRYPTED in (body.include or ())
         self._created = int(time.time())
         self._events = 0
 
@@ -392,7 +369,7 @@ class _Responses(BlockAnswer):
 
     def opened(self, block: Block) -> Iterator[Fields]:
         """Yield the events that begin an item."""
-        if self._compacts:
+        if self.compacts:
             return
         item = self._item(block)
         yield {"type": "response.output_item.added", "output_index": block.index, "item": item}
@@ -405,7 +382,7 @@ class _Responses(BlockAnswer):
 
     def grown(self, block: Block, text: str) -> Iterator[Fields]:
         """Yield the event that tells more text of an item."""
-        if self._compacts:
+        if self.compacts:
             return
         place = self._place(block)
         if block.kind == "thought":
@@ -415,7 +392,7 @@ class _Responses(BlockAnswer):
 
     def closed(self, block: Block) -> Iterator[Fields]:
         """Yield the events that end an item."""
-        if self._compacts:
+        if self.compacts:
             return
         place, item = self._place(block), self._item(block)
         if block.kind == "thought":
@@ -439,7 +416,7 @@ class _Responses(BlockAnswer):
 
     def end(self) -> Iterator[Fields]:
         """Yield the events that end a stream."""
-        if self._compacts:
+        if self.compacts:
             for kind in ("added", "done"):
                 item = self._compaction()
                 yield {"type": f"response.output_item.{kind}", "output_index": 0, "item": item}
@@ -448,6 +425,10 @@ class _Responses(BlockAnswer):
 
     def whole(self) -> BaseModel:
         """Return the whole response."""
+        if self.is_compact:
+            fields = {"id": self._id("resp"), "object": "response.compaction"}
+            fields |= {"created_at": self._created, "output": self.output(), "usage": self.usage()}
+            return types.CompactedResponse.model_validate(fields)
         return types.Response.model_validate(self._response(self._status()))
 
     def usage(self) -> Fields:
@@ -464,7 +445,7 @@ class _Responses(BlockAnswer):
 
     def output(self) -> list[Fields]:
         """Return the items."""
-        return [self._compaction()] if self._compacts else [self._item(one) for one in self.blocks]
+        return [self._compaction()] if self.compacts else [self._item(one) for one in self.blocks]
 
     def _id(self, prefix: str, number: int | None = None) -> str:
         turn_id = self.session.turn_id(self.begun.turn)
@@ -472,10 +453,9 @@ class _Responses(BlockAnswer):
 
     def _status(self) -> Literal["completed", "incomplete"]:
         cut = self.ended is not None and self.ended.reason == "length"
-        return "incomplete" if cut and not self._compacts else "completed"
+        return "incomplete" if cut and not self.compacts else "completed"
 
     def _response(self, status: str) -> Fields:
-        body = self._body
         fields: Fields = {
             "id": self._id("resp"),
             "object": "response",
@@ -484,11 +464,11 @@ class _Responses(BlockAnswer):
             "error": None,
             "incomplete_details": None,
             "instructions": None,
-            "metadata": body.others.get("metadata") or {},
+            "metadata": {},
             "model": self.session.model,
             "output": [],
             "parallel_tool_calls": True,
-            "previous_response_id": body.previous_response_id,
+            "previous_response_id": self._previous,
             "tool_choice": "auto" if self._tools else "none",
             "tools": [],
         }
@@ -554,22 +534,6 @@ class _Responses(BlockAnswer):
         del fields["status"]
         told = "" if block.is_open else text
         return {"type": "custom_tool_call", "id": item_id, "input": told, **fields}
-
-
-class _Compaction(_Responses):
-    """The answer to a request that compacts a history: one item."""
-
-    def whole(self) -> BaseModel:
-        """Return it."""
-        return types.CompactedResponse.model_validate(
-            {
-                "id": self._id("resp"),
-                "created_at": self._created,
-                "object": "response.compaction",
-                "output": self.output(),
-                "usage": self.usage(),
-            }
-        )
 
 
 def _text_part(text: str) -> Fields:

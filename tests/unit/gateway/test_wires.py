@@ -537,7 +537,9 @@ async def test_a_compaction_is_one_item_and_comes_back_as_a_summary(
         got = await wire.ask(history, tools=tools)
         whole = [*history, *wire.said(got), *wire.results((got.calls[0][0], "found"))]
         if by_trigger:
-            asked = wire.body(input=[*whole, {"type": "compaction_trigger"}], tools=tools)
+            asked = wire.body(
+                input=[*whole, {"type": "compaction_trigger", "id": None}], tools=tools
+            )
             async with wire.sdk.responses.stream(**asked, store=False) as events:
                 names = [event.type async for event in events]
                 compacted = await events.get_final_response()
@@ -657,21 +659,14 @@ FORCED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @on(*ALL)
-async def test_what_forces_the_answer_is_refused_or_not_trained(kind: type[Wire], chat: ChatFormat):
-    for name, fields, named in FORCED:
-        if name != kind.name:
-            continue
-        for allows in (False, True):
-            rules = SessionRules(allows_constrained=allows, max_context=100_000)
-            async with opened(kind, chat, "one", rules=rules, sequences=None) as one:
-                asking = one.wire.ask([one.wire.user("x")], tools=[one.wire.tool()], **fields)
-                if not allows:
-                    with pytest.raises(_sdk(kind).BadRequestError, match=re.escape(named)):
-                        await asking
-                else:
-                    await asking
-            excluded = [lineage.excluded for lineage in one.trajectory.lineages]
-            assert excluded == ["constrained"] * allows
+async def test_what_forces_the_answer_is_refused(kind: type[Wire], chat: ChatFormat):
+    forced = [(fields, named) for name, fields, named in FORCED if name == kind.name]
+    async with opened(kind, chat, "one", sequences=None) as one:
+        for fields, named in forced:
+            with pytest.raises(_sdk(kind).BadRequestError, match=re.escape(named)) as refused:
+                await one.wire.ask([one.wire.user("x")], tools=[one.wire.tool()], **fields)
+            assert "agent.allow_constrained" in str(refused.value)
+    assert one.client.session.forest.turns == []
 
 
 @on(*ALL)
@@ -850,12 +845,14 @@ BAD = {
         {"input": [{"role": "assistant", "content": "x"}]},
         {"input": "x", "tools": [{"type": "function", "name": "no name"}]},
         {"input": "x", "background": True},
+        {"input": "x", "include": ["message.output_text.logprobs"]},
         {"input": "x", "top_logprobs": 2},
     ],
     "messages": [
         {"messages": []},
         {"messages": [{"role": "owner", "content": "x"}]},
         {"messages": [{"role": "user", "content": None}]},
+        {"messages": [{"role": "user", "content": []}]},
         {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
         {"messages": [{"role": "assistant", "content": "x"}]},
         {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "name": 3}]}]},
