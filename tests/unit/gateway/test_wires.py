@@ -22,10 +22,12 @@ import pytest
 from anthropic.types.beta import message_create_params as anthropic_params
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params as openai_params
 
 from agent_r1.gateway.session import SessionRules
 from agent_r1.gateway.wire import Event, Session, Waiting, WireError
+from agent_r1.gateway.wires.chat import ChatRequest
 from agent_r1.gateway.wires.messages import MessagesRequest
 from agent_r1.gateway.wires.responses import ResponsesRequest
 from agent_r1.text.chat_format import ChatFormat
@@ -625,7 +627,7 @@ async def test_tokens_are_counted_and_nothing_is_sampled(kind: type[Wire], chat:
         assert before == got.usage[0]
 
 
-@on("chat", "messages")
+@on(*ALL)
 async def test_models_are_listed_in_the_form_of_the_client(kind: type[Wire]):
     async with faked(kind, FakeSession()) as wire:
         page = await wire.sdk.models.list()
@@ -792,6 +794,10 @@ async def test_fields_that_are_not_known_are_refused_by_name(kind: type[Wire]):
 
 
 PARAMS: dict[str, tuple[Any, set[str]]] = {
+    "chat": (
+        chat_params.CompletionCreateParamsBase,
+        {"audio", "functions", "function_call", "web_search_options"},
+    ),
     "responses": (
         openai_params.ResponseCreateParamsBase,
         {"conversation", "prompt"},
@@ -803,7 +809,7 @@ PARAMS: dict[str, tuple[Any, set[str]]] = {
 }
 
 
-@on("responses", "messages")
+@on(*ALL)
 async def test_every_parameter_of_the_api_is_known_or_refused_by_name(kind: type[Wire]):
     api, known = PARAMS[kind.name]
     refused: set[str] = set()
@@ -906,10 +912,10 @@ TYPES = st.sampled_from(
 )
 
 
-@on("responses", "messages")
+@on(*ALL)
 def test_no_body_whatever_is_an_error_of_the_gateway(kind: type[Wire]):
     name = "input" if kind is Responses else "messages"
-    model = ResponsesRequest if kind is Responses else MessagesRequest
+    model = {"chat": ChatRequest, "responses": ResponsesRequest}.get(kind.name, MessagesRequest)
     bodies: list[Any] = []
 
     @settings(
