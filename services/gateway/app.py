@@ -17,6 +17,9 @@ from agent_r1.gateway.servers import RolloutServers
 from agent_r1.gateway.wire import WireError
 from agent_r1.gateway.wires.chat import OPENAI_ERRORS, add_chat
 from agent_r1.gateway.wires.http import ErrorForm
+from agent_r1.gateway.wires.messages import ANTHROPIC_ERRORS, add_messages
+from agent_r1.gateway.wires.models import add_models, is_anthropic
+from agent_r1.gateway.wires.responses import add_responses
 from agent_r1.gateway.wires.tools import add_tools
 from agent_r1.runtime.http.api import Route, describe
 from agent_r1_proto.messages import Message
@@ -44,7 +47,10 @@ ROUTES = (
 )
 
 
-WIRE_ROUTES = "POST /v1/chat/completions, GET /v1/models, GET /tools and POST /tools/NAME"
+WIRE_ROUTES = (
+    "POST /v1/chat/completions, /v1/responses and /v1/messages, GET /v1/models, GET /tools and "
+    "POST /tools/NAME"
+)
 
 
 def create_app(*, server_id: str, servers: RolloutServers, in_flight: Callable[[], int]) -> FastAPI:
@@ -76,11 +82,15 @@ def create_wire(attempts: AgentAttempts) -> FastAPI:
     """Build the application that agents call."""
     app = FastAPI(title="Agent-R1 sessions", docs_url=None, redoc_url=None, openapi_url=None)
     add_chat(app, attempts)
+    add_responses(app, attempts)
+    add_messages(app, attempts)
+    add_models(app, attempts)
     add_tools(app, attempts)
 
     @app.exception_handler(WireError)
     async def refuse(request: Request, error: WireError) -> Response:
-        return _error_form(request.url.path).response(error)
+        form = ANTHROPIC_ERRORS if is_anthropic(request) else _error_form(request.url.path)
+        return form.response(error)
 
     @app.exception_handler(HTTPException)
     async def refuse_route(request: Request, error: HTTPException) -> Response:
@@ -97,4 +107,4 @@ def error_body(path: str, status: int, message: str) -> object:
 
 
 def _error_form(path: str) -> ErrorForm:
-    return OPENAI_ERRORS
+    return ANTHROPIC_ERRORS if "/v1/messages" in path else OPENAI_ERRORS

@@ -17,14 +17,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from agent_r1.gateway.wire import Asked
+from agent_r1.gateway.wire import Asked, turn_id_in
 from agent_r1.text.reading import TurnText
 from agent_r1_proto.generation import FinishReason, GeneratedPart
 from agent_r1_proto.parts import shown_text
 from agent_r1_proto.tasks import ChatMessage
 from agent_r1_proto.trajectory import VersionSpan
-
-_CALL_ID = re.compile(r"call_([0-9a-f]{8})_(\d+)_\d+")
 
 
 @dataclass(eq=False)
@@ -47,6 +45,10 @@ class TurnNode:
     """The thought that the template began for it."""
     replies: list[ChatMessage] = field(default_factory=list[ChatMessage])
     """What the policy read since the parent's turn."""
+    kept: list[ChatMessage] | None = None
+    """Its history, where a client may go on by the id of its answer: after the parent's answer
+    where `kept_whole` is False. None: not kept."""
+    kept_whole: bool = True
     constrained: str = ""
     """What forced it; "" where the policy was free."""
     limits: str = ""
@@ -149,11 +151,12 @@ class Forest:
         for i in reversed(range(len(asked.messages))):
             found = self._said.get(digests[i + 1])
             if found:
-                parent, first_new = _best(found), i + 1
+                named = self._by_id(asked, i)
+                parent, first_new = named if named in found else _best(found), i + 1
                 break
         root = self._root(asked)
         lineage = parent.lineage if parent else self._roots.get(root, len(self._roots))
-        own = self._own(asked.messages, digests, lineage)
+        own = self._own(asked, digests, lineage)
         is_continued = parent is not None
         equals = self._asked.get(digests[-1], [])
         if parent is None and equals:
@@ -175,26 +178,47 @@ class Forest:
             own=own,
         )
 
-    def _own(
-        self, messages: Sequence[ChatMessage], digests: Sequence[str], lineage: int
-    ) -> dict[int, TurnNode]:
+    def _own(self, asked: Asked, digests: Sequence[str], lineage: int) -> dict[int, TurnNode]:
         own: dict[int, TurnNode] = {}
-        for i, message in enumerate(messages):
+        for i, message in enumerate(asked.messages):
             if message.role != "assistant":
                 continue
-            turn = self._by_id(message)
+            turn = self._by_id(asked, i)
             same = self._said.get(digests[i + 1])
             same = same or self._texts.get((lineage, _spoken_key(message)))
             if turn is not None or same:
                 own[i] = turn or _best(same or ())
         return own
 
-    def _by_id(self, message: ChatMessage) -> TurnNode | None:
-        for call in message.tool_calls:
-            found = _CALL_ID.fullmatch(call.id)
-            if found and found[1] == self.nonce and int(found[2]) < len(self.turns):
-                return self.turns[int(found[2])]
+    def _by_id(self, asked: Asked, index: int) -> TurnNode | None:
+        """Return the turn that ids of ours name, which came with a message; None without any."""
+        calls = asked.messages[index].tool_calls
+        for one in (asked.turn_ids.get(index, ""), *(turn_id_in(call.id) for call in calls)):
+            found = self.turn_of(one)
+            if found is not None:
+                return found
         return None
+
+    def turn_id(self, turn: int) -> str:
+        """Return the id of a turn."""
+        return f"{self.nonce}_{turn}"
+
+    def turn_of(self, turn_id: str) -> TurnNode | None:
+        """Return a turn by its id; None where that is not of this session."""
+        nonce, _, number = turn_id.partition("_")
+        if nonce != self.nonce or int(number) >= len(self.turns):
+            return None
+        return self.turns[int(number)]
+
+    def dialogue(self, turn: TurnNode) -> list[tuple[ChatMessage, str]] | None:
+        """Return what is kept of the history of a turn, and what it said, with ids of turns."""
+        if turn.kept is None or turn.said is None:
+            return None
+        before = None if turn.kept_whole or turn.parent is None else self.dialogue(turn.parent)
+        if before is None and not turn.kept_whole:
+            return None
+        since = [(message, "") for message in turn.kept]
+        return [*(before or ()), *since, (turn.said, self.turn_id(turn.number))]
 
     def first_seen(self, message: ChatMessage) -> ChatMessage:
         """Return a message as it was when it came first, where only volatile text has changed."""
@@ -206,20 +230,24 @@ class Forest:
 
     def call_id(self, turn: int, call: int) -> str:
         """Return the id of a call."""
-        return f"call_{self.nonce}_{turn}_{call}"
+        return f"call_{self.turn_id(turn)}_{call}"
 
     def _digests(self, asked: Asked) -> list[str]:
         """Return the digests of the history before each message, and of all of it."""
         offered = [tool.as_function() for tool in asked.tools]
         digests = [_digest("", json.dumps(offered, sort_keys=True))]
-        for message in asked.messages:
-            digests.append(_digest(digests[-1], self._key(message)))
+        for i, message in enumerate(asked.messages):
+            key = self._key(message)
+            if message.role == "assistant":
+                same = self._said.get(_digest(digests[-1], key), [])
+                turn = self._by_id(asked, i) or next(iter(same), None)
+                key = key if turn is None else _turn_key(turn)
+            digests.append(_digest(digests[-1], key))
         return digests
 
     def _key(self, message: ChatMessage) -> str:
         if message.role == "assistant":
-            turn = self._by_id(message)
-            return f"turn {turn.number}" if turn is not None else _spoken_key(message)
+            return _spoken_key(message)
         text = shown_text(message.content)
         for pattern in self._volatile:
             text = pattern.sub("", text)
@@ -248,7 +276,9 @@ class Forest:
     def end(self, turn: TurnNode, reason: FinishReason, read: TurnText, said: ChatMessage) -> None:
         """Note the end of a turn, and what the client was told."""
         turn.finish_reason, turn.read, turn.said = reason, read, said
-        for key in {self._key(said), _spoken_key(said)}:
+        same = self._said.setdefault(_digest(turn.asked, _spoken_key(said)), [])
+        same.append(turn)
+        for key in {_turn_key(turn), _turn_key(same[0])}:
             self._said.setdefault(_digest(turn.asked, key), []).append(turn)
         self._texts.setdefault((turn.lineage, _spoken_key(said)), []).append(turn)
 
@@ -256,6 +286,11 @@ class Forest:
 def _best(turns: Sequence[TurnNode]) -> TurnNode:
     """Return which of the turns with one history and one answer goes on: the last delivered one."""
     return next((turn for turn in reversed(turns) if turn.delivered), turns[-1])
+
+
+def _turn_key(turn: TurnNode) -> str:
+    """Return what names an answer in a history, whether or not the client sent its id."""
+    return f"turn {turn.number}"
 
 
 def _digest(before: str, what: str) -> str:

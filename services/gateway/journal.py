@@ -33,6 +33,8 @@ class TurnBegun(Message):
     opening: str = ""
     replies: list[ChatMessage] = []
     constrained: str = ""
+    kept: list[ChatMessage] | None = None
+    kept_whole: bool = True
     limits: str = ""
 
 

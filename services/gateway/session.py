@@ -138,9 +138,10 @@ class AgentSession:
             case log.SessionOpened():
                 self.key, self.started_at = event.key, event.started_at
             case log.TurnBegun():
-                fields = event.model_dump(exclude={"event", "parent", "root", "replies"})
+                given = {"event", "parent", "root", "replies", "kept"}
+                fields = event.model_dump(exclude=given)
                 parent = None if event.parent is None else turns[event.parent]
-                turn = TurnNode(parent=parent, replies=event.replies, **fields)
+                turn = TurnNode(parent=parent, replies=event.replies, kept=event.kept, **fields)
                 self.forest.begin(turn, event.root)
             case log.TokensSampled():
                 turns[event.turn].add(event.part)
@@ -164,6 +165,30 @@ class AgentSession:
     def call_id(self, turn: int, call: int) -> str:
         """Return the id of a call of a turn."""
         return self.forest.call_id(turn, call)
+
+    def turn_id(self, turn: int) -> str:
+        """Return the id of a turn."""
+        return self.forest.turn_id(turn)
+
+    def said(self, turn_id: str) -> ChatMessage | None:
+        """Return what a turn said; None where there is none, or it has no end."""
+        turn = self.forest.turn_of(turn_id)
+        return None if turn is None else turn.said
+
+    def dialogue(self, turn_id: str) -> list[tuple[ChatMessage, str]] | None:
+        """Return what was kept of a turn's history and what it said; None where nothing was."""
+        turn = self.forest.turn_of(turn_id)
+        return None if turn is None else self.forest.dialogue(turn)
+
+    def count_tokens(self, asked: Asked) -> int:
+        """Return how many tokens the policy would read.
+
+        Raises:
+            WireError: the session has ended, or the request cannot be rendered.
+        """
+        self.count_requests(0)
+        place = self.forest.place(asked)
+        return _length(*self._prompt(asked, place)[:2], place)
 
     async def delivered(self, turn: int) -> None:
         """Say that the client's connection has all of a turn's answer."""
@@ -284,6 +309,9 @@ class AgentSession:
         nodes = again[-asked.n :]
         missing = asked.n - len(nodes)
         begins, prompt, opening = self._prompt(asked, place) if missing else (False, [], "")
+        if missing:
+            self._check_room(_length(begins, prompt, place))
+        kept, kept_whole = _kept(asked, place)
         for _ in range(missing):
             node = TurnNode(
                 number=len(self.forest.turns),
@@ -295,6 +323,8 @@ class AgentSession:
                 opening=opening,
                 replies=_replies(asked.messages, place),
                 constrained=asked.constrained,
+                kept=kept,
+                kept_whole=kept_whole,
                 limits=asked.limits,
             )
             self.forest.begin(node, place.root)
@@ -320,13 +350,10 @@ class AgentSession:
                 is_ended = self._chat.is_ended(place.parent.token_ids)
                 if not self._chat.rewrites(reply):
                     tokens = self._chat.encode_reply(reply, is_ended=is_ended)
-                    length = len(place.parent.context()) + len(place.parent.token_ids)
-                    self._check_room(length + len(tokens))
                     return False, tokens, self._chat.opening_after(reply)
             rendered = self._chat.render_prompt(self._dialogue(asked, place), asked.tools)
         except (ChatTemplateError, ImageRefusedError) as exc:
             raise WireError("invalid_request", str(exc), param="messages") from exc
-        self._check_room(len(rendered.token_ids))
         return True, rendered.token_ids, rendered.opening
 
     def _can_append(self, parent: TurnNode, new: Sequence[ChatMessage]) -> bool:
@@ -343,6 +370,7 @@ class AgentSession:
                 f"the messages have {length} tokens, and the context holds {limit} "
                 "(model.max_context) with what is sampled; shorten the history",
                 param="messages",
+                tokens=(length, limit),
             )
 
     def _outside(
@@ -407,7 +435,9 @@ class AgentSession:
         """Put one answer on the queue, from its first token; None ends it."""
         try:
             text = _GrowingText(self._chat, asked.stop)
-            await queue.put(Begun(choice, node.number, node.opening))
+            length = len(node.context())
+            cached = 0 if node.begins else length - len(node.prompt)
+            await queue.put(Begun(choice, node.number, node.opening, length, cached))
             if node.token_ids:
                 shown = text.add(node.token_ids, node.shown)
                 await queue.put(Said(choice, shown, tuple(node.token_ids), tuple(node.logprobs)))
@@ -433,9 +463,8 @@ class AgentSession:
             if rest:
                 await queue.put(Said(choice, rest))
             assert node.finish_reason is not None
-            length = len(node.context())
-            cached = 0 if node.begins else length - len(node.prompt)
-            await queue.put(Ended(choice, node.finish_reason, length, cached, len(node.token_ids)))
+            sampled = len(node.token_ids)
+            await queue.put(Ended(choice, node.finish_reason, sampled, text.stopped_by))
             await queue.put(None)
         except Exception as exc:  # noqa: BLE001 - the reader of the queue raises it
             await queue.put(exc)
@@ -553,6 +582,13 @@ class _GrowingText:
         """Return whether a stop text has come."""
         return self.cut is not None
 
+    @property
+    def stopped_by(self) -> str:
+        """Return the stop text that has come; "" where none has."""
+        if self.cut is None:
+            return ""
+        return next((stop for stop in self._stop if self._text.startswith(stop, self.cut)), "")
+
     def add(self, token_ids: Sequence[int], cut: int | None = None) -> str:
         """Append tokens, and return the text that may be shown."""
         self._ids += token_ids
@@ -597,3 +633,19 @@ def _replies(messages: Sequence[ChatMessage], place: Place) -> list[ChatMessage]
         said = [i for i, message in enumerate(messages) if message.role == "assistant"]
         first = said[-1] + 1 if said else len(messages)
     return list(messages[first:])
+
+
+def _length(begins: bool, prompt: Sequence[int], place: Place) -> int:
+    """Return how many tokens stand before a turn with a prompt."""
+    if begins or place.parent is None:
+        return len(prompt)
+    return len(place.parent.context()) + len(place.parent.token_ids) + len(prompt)
+
+
+def _kept(asked: Asked, place: Place) -> tuple[list[ChatMessage] | None, bool]:
+    """Return what is kept of a history for a later request, and whether it is all of it."""
+    if asked.kept is None:
+        return None, True
+    if place.is_continued and place.parent is not None and place.parent.kept is not None:
+        return list(asked.messages[place.first_new :]), False
+    return list(asked.kept), True

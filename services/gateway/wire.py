@@ -6,8 +6,9 @@ An agent --HTTP--> wires/chat.py --`Asked`--> session.py --`Said`, `Ended`--> th
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+import re
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from agent_r1.text.reading import TurnReader
@@ -27,18 +28,34 @@ ErrorKind = Literal[
 shorten their history; a session that is not there, or a wrong key (which looks the same); one that
 has ended; a limit on what is in flight; a body over the limit; a fault of ours."""
 
+_ID = re.compile(r"[a-z]+_([0-9a-f]{8}_\d+)(?:_\d+)?")
+
+
+def turn_id_in(text: str) -> str:
+    """Return the id of the turn that an id of ours carries, such as `call_…_0`; "" in others."""
+    found = _ID.fullmatch(text)
+    return "" if found is None else found[1]
+
 
 class WireError(Exception):
     """A request that is refused; the message says value, limit and remedy."""
 
     def __init__(
-        self, kind: ErrorKind, message: str, *, param: str = "", retry_after_s: float | None = None
+        self,
+        kind: ErrorKind,
+        message: str,
+        *,
+        param: str = "",
+        retry_after_s: float | None = None,
+        tokens: tuple[int, int] = (0, 0),
     ) -> None:
         super().__init__(message)
         self.kind: ErrorKind = kind
         self.param = param
         """Field of the body that is wrong; "" where none is."""
         self.retry_after_s = retry_after_s
+        self.tokens = tokens
+        """Where the context is full: tokens of the request, and how many there may be."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +79,11 @@ class Asked:
     """The client is told tokens as they come, and not the whole answer."""
     constrained: str = ""
     """What forces the answer (a grammar, a tool choice, a logit bias); "" where nothing does."""
+    turn_ids: Mapping[int, str] = field(default_factory=dict[int, str])
+    """Turns that messages are of, by index, where the client sent an id of ours with them."""
+    kept: tuple[ChatMessage, ...] | None = None
+    """What is kept of the history for a client that will go on by the id of the answer alone: all
+    but what such a client sends anew. None: nothing is."""
 
     @property
     def limits(self) -> str:
@@ -79,6 +101,9 @@ class Begun:
     """Number of the turn in its session: ids of its calls are `Session.call_id(turn, i)`."""
     opening: str
     """The thought that the template began before it; "" where it began none."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the prompt, those that the session had already sent."""
 
 
 @dataclass(frozen=True)
@@ -105,10 +130,9 @@ class Ended:
 
     choice: int
     reason: Literal["stop", "length"]
-    prompt_tokens: int
-    cached_tokens: int
-    """Of the prompt, those that the session had already sent."""
     sampled_tokens: int
+    stop: str = ""
+    """The text of `Asked.stop` at which it ended; "" where it ended otherwise."""
 
 
 Event = Begun | Said | Waiting | Ended
@@ -129,6 +153,30 @@ class Session(Protocol):
 
     def call_id(self, turn: int, call: int) -> str:
         """Return the id of a call of a turn, by which it is known when it comes back."""
+        ...
+
+    def turn_id(self, turn: int) -> str:
+        """Return the id of a turn, by which wires name answers and their parts (`turn_id_in`)."""
+        ...
+
+    def said(self, turn_id: str) -> ChatMessage | None:
+        """Return what a turn of this session said; None where there is none, or it has no end."""
+        ...
+
+    def dialogue(self, turn_id: str) -> Sequence[tuple[ChatMessage, str]] | None:
+        """Return what was kept of the history of a turn, and what it said.
+
+        Returns:
+            the messages, each with the id of the turn that said it; None where nothing was kept.
+        """
+        ...
+
+    def count_tokens(self, asked: Asked) -> int:
+        """Return how many tokens the policy would read.
+
+        Raises:
+            WireError: the session has ended, or the request cannot be rendered.
+        """
         ...
 
     def ask(self, asked: Asked) -> AsyncGenerator[Event]:

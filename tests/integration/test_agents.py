@@ -321,6 +321,17 @@ print(pids, found)
     assert {(end.exit, end.output) for end in ends} == {("ok", "[1, 2] []")}
 
 
+async def test_both_sdks_find_the_model_in_their_variables():
+    code = """
+import os
+print(os.environ["ANTHROPIC_BASE_URL"] + "/v1" == os.environ["OPENAI_BASE_URL"])
+for name in ("API_KEY", "MODEL"):
+    print(os.environ["ANTHROPIC_" + name] == os.environ["OPENAI_" + name] != "")
+"""
+    async with running(command=python(code)) as tool:
+        assert (await run(tool, attempt())).output.split() == ["True"] * 3
+
+
 async def test_telemetry_is_off_and_variables_of_the_table_are_set():
     code = "import os; print(os.environ['OPENAI_AGENTS_DISABLE_TRACING'], os.environ['MODE'])"
     settings = {"command": python(code), "env": {"MODE": "fast", "OPENAI_BASE_URL": "http://x"}}

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
-from pydantic import ConfigDict, Field, JsonValue, ValidationError, model_validator
+from fastapi.responses import Response
+from pydantic import ConfigDict, Field, JsonValue, model_validator
 
 from agent_r1.gateway.speech import Speaker, Speech
 from agent_r1.gateway.wire import Asked, Begun, Ended, ErrorKind, Said, Session, Sessions, WireError
+from agent_r1.gateway.wires.history import read_arguments, read_tool
 from agent_r1.gateway.wires.http import (
     Answer,
     AnswerResponse,
@@ -37,7 +38,6 @@ from agent_r1_proto.tasks import ChatMessage
 from agent_r1_proto.tools import ToolSpec
 
 with quick_imports():
-    from openai.types import Model
     from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 MAX_CHOICES = 16
@@ -228,7 +228,6 @@ class ChatRequest(Body):
 def add_chat(app: FastAPI, sessions: Sessions) -> None:
     """Add the routes of Chat Completions."""
     noted: set[str] = set()
-    started = int(time.time())
 
     @app.post("/sessions/{session_id}/v1/chat/completions")
     async def complete(session_id: str, request: Request) -> Response:
@@ -237,12 +236,6 @@ def add_chat(app: FastAPI, sessions: Sessions) -> None:
         asked = body.asked(retries_of(request))
         note_overruled(set(body.overruled()), noted)
         return AnswerResponse(_ChatAnswer(session, body, asked))
-
-    @app.get("/sessions/{session_id}/v1/models")
-    async def models(session_id: str, request: Request) -> Response:
-        name = (await find_session(sessions, request, session_id)).model
-        model = Model(id=name, created=started, object="model", owned_by="agent-r1")
-        return JSONResponse({"object": "list", "data": [model.model_dump()]})
 
 
 def _read_message(index: int, given: dict[str, JsonValue]) -> ChatMessage:
@@ -270,26 +263,13 @@ def _read_call(given: JsonValue) -> JsonValue:
     if not isinstance(given, dict) or not isinstance(function, dict):
         return given
     arguments = function.get("arguments")
-    if not isinstance(arguments, str) or not arguments.strip():
-        return {**given, "function": {**function, "arguments": arguments or {}}}
-    try:
-        parsed: JsonValue = json.loads(arguments)
-    except ValueError:
-        parsed = arguments
-    whole: JsonValue = parsed if isinstance(parsed, dict) else {"arguments": parsed}
+    whole = read_arguments(arguments) if isinstance(arguments, str) else arguments or {}
     return {**given, "function": {**function, "arguments": whole}}
 
 
-def _read_tool(index: int, function: _Function) -> ToolSpec:
-    try:
-        return ToolSpec(
-            name=function.name,
-            version="",
-            description=function.description or "",
-            parameters=function.parameters or {"type": "object", "properties": {}},
-        )
-    except ValidationError as exc:
-        refuse(where := f"tools.{index}.function", f"{where}: {problem_of(exc)}", exc)
+def _read_tool(index: int, tool: _Function) -> ToolSpec:
+    where = f"tools.{index}.function"
+    return read_tool(where, tool.name, tool.description, tool.parameters)
 
 
 @dataclass
@@ -298,7 +278,7 @@ class _Choice:
 
     session: Session
     index: int
-    turn: int = -1
+    begun: Begun = field(default_factory=lambda: Begun(0, -1, ""))
     speaker: Speaker | None = None
     thought: str = ""
     content: str = ""
@@ -309,7 +289,7 @@ class _Choice:
     def take(self, event: Begun | Said | Ended) -> dict[str, Any]:
         """Take what happened, and return the delta that tells it; empty where it tells nothing."""
         if isinstance(event, Begun):
-            self.turn = event.turn
+            self.begun = event
             self.speaker = Speaker(event.opening, self.session.turn_reader)
             return {"role": "assistant", "content": ""}
         assert self.speaker is not None
@@ -326,7 +306,7 @@ class _Choice:
             arguments = json.dumps(call.arguments, ensure_ascii=False)
             self.calls.append(
                 {
-                    "id": self.session.call_id(self.turn, len(self.calls)),
+                    "id": self.session.call_id(self.begun.turn, len(self.calls)),
                     "type": "function",
                     "function": {"name": call.name, "arguments": arguments},
                 }
@@ -417,14 +397,14 @@ class _ChatAnswer(Answer):
 
     def _usage(self) -> dict[str, Any]:
         """Return the tokens that were read, once for all answers, and those that were sampled."""
-        ended = [choice.ended for choice in self._choices if choice.ended is not None]
-        read = max(one.prompt_tokens for one in ended)
-        sampled = sum(one.sampled_tokens for one in ended)
+        begun = [choice.begun for choice in self._choices]
+        read = max(one.prompt_tokens for one in begun)
+        sampled = sum(choice.ended.sampled_tokens for choice in self._choices if choice.ended)
         return {
             "prompt_tokens": read,
             "completion_tokens": sampled,
             "total_tokens": read + sampled,
-            "prompt_tokens_details": {"cached_tokens": max(one.cached_tokens for one in ended)},
+            "prompt_tokens_details": {"cached_tokens": max(one.cached_tokens for one in begun)},
         }
 
 

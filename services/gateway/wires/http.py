@@ -13,11 +13,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
-from typing import Any, NoReturn, TypeVar
+from typing import Annotated, Any, ClassVar, NoReturn, Self, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
@@ -57,6 +57,43 @@ class Body(BaseModel):
     """A body, or a part of one; a field that is not known is refused by its name."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class WireRequest(BaseModel):
+    """Body of a request for a turn; a field that is not known is refused by its name."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    sampling: ClassVar[frozenset[str]]
+    """Parameters that are the task's."""
+    changes_nothing: ClassVar[frozenset[str]]
+    """Fields that make no difference to what is sampled."""
+    own_tools: ClassVar[frozenset[str]]
+    """Types of tools that the client runs; the policy is not offered others."""
+
+    tools: Annotated[list[dict[str, JsonValue]] | None, Field(max_length=1024)] = None
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        given = {name for name, value in self.others.items() if value is not None}
+        unknown = sorted(given - self.sampling - self.changes_nothing)
+        if unknown:
+            names = ", ".join(f"{name:.40}" for name in unknown[:8])
+            raise ValueError(f"unknown fields: {names}; leave them out")
+        return self
+
+    @property
+    def others(self) -> dict[str, Any]:
+        """Fields that make no difference to what is sampled."""
+        return self.model_extra or {}
+
+    def overruled(self) -> set[str]:
+        """Return the names of its parameters that are the task's."""
+        return {name for name in self.sampling if self.others.get(name) is not None}
+
+    def hosted(self) -> set[str]:
+        """Return the types of its tools that its provider would run."""
+        kinds = {str(tool.get("type") or "custom") for tool in self.tools or ()}
+        return kinds - self.own_tools
 
 
 # -- requests ------------------------------------------------------------------------------------
@@ -104,6 +141,14 @@ def note_overruled(names: set[str], noted: set[str]) -> None:
     for name in names - noted:
         noted.add(name)
         logger.warning("parameter of an agent is the task's, so it is ignored name=%s", name)
+
+
+def note_ignored(body: WireRequest, noted: set[str]) -> None:
+    """Log what of a request is ignored, each once."""
+    note_overruled(body.overruled(), noted)
+    for kind in body.hosted() - noted:
+        noted.add(kind)
+        logger.warning("tool that a provider would run is not offered type=%s", kind)
 
 
 def refuse(param: str, message: str, cause: Exception | None = None) -> NoReturn:

@@ -44,8 +44,8 @@ class Agent(ABC):
     """One way to solve a task with a model.
 
     Its module is imported once, and every attempt runs in a fork of that process with an object of
-    its own. The environment variables that SDKs read (`OPENAI_BASE_URL`, `OPENAI_API_KEY`, ...) are
-    set as well.
+    its own. The environment variables that SDKs read (`OPENAI_BASE_URL`, `OPENAI_API_KEY`,
+    `ANTHROPIC_BASE_URL`, ...) are set as well.
 
     Example:
         class Ask(Agent):

@@ -6,108 +6,25 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from fastapi import FastAPI
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from openai.types.chat import completion_create_params as params
 
-from agent_r1.gateway.app import create_wire, error_body
 from agent_r1.gateway.wire import (
-    Asked,
-    Begun,
-    Ended,
     ErrorKind,
     Event,
     Said,
-    Session,
     Waiting,
     WireError,
 )
-from agent_r1.gateway.wires import chat
 from agent_r1.gateway.wires import http as wire_http
-from agent_r1.runtime.config import ListenConfig
-from agent_r1.runtime.http import serving as http
-from agent_r1.runtime.http.guard import HttpGuard
-from agent_r1.text.reading import TurnReader
+from tests.unit.gateway.wire_fakes import CALL, KEY, WAIT_S, FakeSession, served, turn, without_port
 
-WAIT_S = 20.0
-KEY = "key-of-this-session"
-CALL = '<tool_call>{"name": "search", "arguments": {"q": "東京"}}</tool_call>'
 USER = {"role": "user", "content": "Where?"}
 SEARCH: Any = {"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}
-
-
-def turn(*texts: str, choice: int = 0, opening: str = "", reason: Any = "stop") -> list[Event]:
-    said = [Said(choice, text, (7 + i,), (-0.5 * i,)) for i, text in enumerate(texts)]
-    return [Begun(choice, choice + 3, opening), *said, Ended(choice, reason, 10, 4, len(texts))]
-
-
-@dataclass
-class FakeSession:
-    """Says what a test has written down, and notes what it was asked."""
-
-    events: Sequence[Event | Exception] = field(default_factory=lambda: turn("Paris."))
-    more: Callable[[], AsyncGenerator[Event]] | None = None
-    asked: list[Asked] = field(default_factory=list[Asked])
-    delivered_turns: list[int] = field(default_factory=list[int])
-    closed: asyncio.Event = field(default_factory=asyncio.Event)
-    journal_writes: asyncio.Event | None = None
-    """What a delivery waits for."""
-    model: str = "policy"
-    turn_reader: TurnReader = field(default_factory=TurnReader)
-
-    def call_id(self, turn: int, call: int) -> str:
-        return f"call_{turn}_{call}"
-
-    async def ask(self, asked: Asked) -> AsyncGenerator[Event]:
-        self.asked.append(asked)
-        try:
-            for event in self.events:
-                if isinstance(event, Exception):
-                    raise event
-                yield event
-            if self.more is not None:
-                async for event in self.more():
-                    yield event
-        finally:
-            self.closed.set()
-
-    async def delivered(self, turn: int) -> None:
-        if self.journal_writes is not None:
-            await self.journal_writes.wait()
-        self.delivered_turns.append(turn)
-
-
-@dataclass
-class FakeSessions:
-    session: FakeSession
-
-    async def find(self, session_id: str, key: str) -> Session:
-        if (session_id, key) != ("one", KEY):
-            raise WireError("no_session", "no session has this id and this key; use those given")
-        return self.session
-
-
-def wire(session: FakeSession) -> FastAPI:
-    sessions: Any = FakeSessions(session)
-    return create_wire(sessions)
-
-
-@contextlib.asynccontextmanager
-async def served(session: FakeSession) -> AsyncIterator[tuple[str, int]]:
-    """Serve sessions as the gateway does; yield the base URL of one, and the port."""
-    listen = ListenConfig()
-    with contextlib.closing(http.bind_unprotected("wire", listen)) as listener:
-        port = listener.getsockname()[1]
-        async with http.serving(wire(session), listener, listen, None, error_body):
-            yield f"http://127.0.0.1:{port}/sessions/one/v1", port
 
 
 @contextlib.asynccontextmanager
@@ -118,13 +35,6 @@ async def asking(session: FakeSession) -> AsyncIterator[Any]:
         openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=WAIT_S) as client,
     ):
         yield client.chat.completions
-
-
-def without_port(session: FakeSession) -> httpx.AsyncClient:
-    """Return a client of the application and its guard, which needs no server."""
-    guarded = HttpGuard(wire(session), ListenConfig(), None, error_body=error_body)
-    transport = httpx.ASGITransport(guarded)
-    return httpx.AsyncClient(transport=transport, base_url="http://localhost/sessions/one/v1/")
 
 
 async def post(session: FakeSession, body: Any = None, **how: Any) -> httpx.Response:
@@ -290,21 +200,6 @@ async def test_what_changes_nothing_is_taken_and_sampling_is_noted_once(
     assert sorted(noted) == ["seed", "temperature"]
     assert session.asked[0].max_tokens == 5
     assert session.asked[0].constrained == ""
-
-
-async def test_every_parameter_of_the_api_is_known_or_refused_by_name():
-    refused: set[str] = set()
-    async with without_port(FakeSession()) as client:
-        for name in params.CompletionCreateParamsBase.__annotations__:
-            headers = {"authorization": f"Bearer {KEY}"}
-            for value in (None, {}):
-                body = {name: value} | request()
-                got = await client.post("chat/completions", json=body, headers=headers)
-                if "unknown fields" in got.text:
-                    assert f"unknown fields: {name};" in got.json()["error"]["message"]
-                    refused.add(name)
-                assert value is not None or got.status_code == 200, (name, got.text)
-    assert refused == {"audio", "functions", "function_call", "web_search_options"}
 
 
 async def test_messages_come_without_reasoning_and_markers():
@@ -473,7 +368,7 @@ async def test_routes_that_are_not_there_are_refused_in_the_form_of_the_api():
     async with without_port(FakeSession()) as client:
         statuses = [
             await client.get("chat/completions"),
-            await client.post("responses", json={}),
+            await client.post("completions", json={}),
             await client.get("/healthz"),
         ]
     assert [got.status_code for got in statuses] == [405, 404, 404]
@@ -607,38 +502,3 @@ async def test_a_client_that_hangs_up_once_it_has_all_does_not_stop_the_delivery
         writer.close()
         session.journal_writes.set()
     assert session.delivered_turns == [3]
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=5) | st.just("user"),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from([*chat.ChatRequest.model_fields, "role", "content"]), inner
-        )
-    ),
-    max_leaves=12,
-)
-
-
-def test_no_body_whatever_makes_an_error_of_the_server():
-    async def send_all(bodies: Iterator[Any]) -> None:
-        async with without_port(FakeSession()) as client:
-            for body in bodies:
-                headers = {"authorization": f"Bearer {KEY}"}
-                got = await client.post("chat/completions", json=body, headers=headers)
-                assert got.status_code in (200, 400), (body, got.text)
-                assert got.status_code == 200 or "message" in got.json()["error"]
-
-    bodies: list[Any] = []
-
-    @settings(
-        max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
-    )
-    @given(JSON, st.dictionaries(st.sampled_from([*chat.ChatRequest.model_fields]), JSON))
-    def draw(whole: Any, fields: dict[str, Any]) -> None:
-        bodies.append(whole)
-        bodies.append(request(**fields))
-
-    draw()
-    asyncio.run(send_all(iter(bodies)))
