@@ -6,19 +6,27 @@ table is `agent.service`), the gateway listens at `agent.gateway`, and agents ca
 
 from __future__ import annotations
 
+import tomllib
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agent_r1.runtime.agent_settings import AgentSettings
 from agent_r1.runtime.config import ListenConfig
 
+KNOWN = "agent_r1.tools.agents.known"
+"""Package of a file for each program that people use: keys of `[agent]`."""
 Pattern = Annotated[str, Field(min_length=1)]
 
 
 class AgentConfig(AgentSettings):
     """`[agent]`: what runs, what it may do, and what of it is trained."""
+
+    known: str | None = None
+    """Name of a program that people use, such as "pi": gives `command`, and what else the program
+    wants, for keys that are not set here."""
 
     timeout_s: Annotated[float, Field(gt=0)] = 300.0
     """Time one attempt may take, in seconds; then it is stopped and ends as TRUNCATED."""
@@ -53,6 +61,21 @@ class AgentConfig(AgentSettings):
     token_file: Path | None = None
     """File with that service's own token, on its machine and on the gateway's; None is the run's
     token."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_known(cls, given: Any) -> Any:
+        name = given.get("known") if isinstance(given, dict) else None
+        if name is None:
+            return given
+        files = {file.name: file for file in resources.files(KNOWN).iterdir()}
+        file = files.get(f"{name}.toml")
+        if file is None:
+            names = ", ".join(sorted(one.removesuffix(".toml") for one in files if ".toml" in one))
+            raise ValueError(f"known ({name!r:.80}) is none of {names}; set command instead")
+        known = tomllib.loads(file.read_text(encoding="utf-8"))
+        env = {**known.get("env", {}), **(given.get("env") or {})}
+        return {**known, **given, "env": env}
 
     def service_settings(self) -> dict[str, Any]:
         """Return the settings of the tool that runs agents."""
