@@ -20,7 +20,7 @@ BUILD = "agent_r1_deploy.ray.serve:build"
 AUTOSCALER = "agent_r1_deploy.ray.serve:count_servers"
 DEPLOYMENT = "Replica"
 STOP_MARGIN_S = 10.0
-"""What Serve waits beyond the time that a service gets to end."""
+"""Time that Serve waits beyond what a service gets to end."""
 HEALTH_PERIOD_S = 5.0
 OF_A_HOST = {*TOOL_FILES, "host", "port", "advertise_host", "index_dir", "url", "settings"}
 """Keys of a tool's table that the bundle of the run or the node decides."""

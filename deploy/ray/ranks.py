@@ -29,7 +29,7 @@ from agent_r1_deploy.ray.process import Process
 POLL_S = 0.5
 LOUD_S = 30.0
 TOGETHER_S = 90.0
-"""When one rank has ended, the others do within this time; see docs/learner-ranks.md."""
+"""Time within which the others end when one rank has; see docs/learner-ranks.md."""
 ANSWER_TIMEOUT_S = 120.0
 """Longest an actor may take to start and answer."""
 
@@ -52,7 +52,7 @@ class Ended(NamedTuple):
 
     exit_status: int
     run_status: str | None = None
-    """Of rank 0: what `summary.json` says."""
+    """Status in rank 0's `summary.json`."""
 
 
 @ray.remote(max_restarts=0)

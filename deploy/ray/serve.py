@@ -38,13 +38,13 @@ WANTED = "wanted_servers"
 
 
 class Arguments(StrictConfig):
-    """Of one application."""
+    """Arguments of one application."""
 
     service: str
     """`rollout`, `reward`, `gateway`, `agents`, or the name of a tool."""
     run_id: str
     redis_url: str
-    """Without a password, which is in the environment of the nodes."""
+    """URL of Redis, without a password, which is in the environment of the nodes."""
     options: list[str] = []
     """`KEY=VALUE` texts for `--set`, above the configuration of the run."""
     stop_timeout_s: PositiveFloat = 60.0

@@ -30,13 +30,14 @@ from agent_r1_deploy.ray.applications import require_redis, serve_config, tool_o
 
 ADDRESS_VARIABLES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
 RUN_KEY = "agent_r1_run"
-"""In a job's metadata: the run that it trains."""
+"""Key in a job's metadata: the run that it trains."""
 RUNNING = (JobStatus.PENDING, JobStatus.RUNNING)
 OBJECT_STORE_BYTES = 256 << 20
-"""Of a cluster that is started here: no samples and no weights pass through it."""
+"""Bytes of the object store of a cluster that is started here: no samples and no weights pass
+through it."""
 LOOK_S = 2.0
 END_MARGIN_S = 120.0
-"""What the end of a job takes beyond the time that a rank gets."""
+"""Time that the end of a job takes beyond what a rank gets."""
 
 
 class Cluster:

@@ -16,7 +16,7 @@ MAX_LETTERS = 256
 MAX_LETTER_BYTES = 65_536
 """An entry that takes more is cut; about what a trajectory of 3,000 tokens takes."""
 CUT_FIELD_BYTES = 2_048
-"""What is kept of each field of an entry that is cut."""
+"""Bytes that are kept of each field of an entry that is cut."""
 MAX_REASON_BYTES = 4_096
 
 _FIELD = b"field:"

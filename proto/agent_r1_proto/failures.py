@@ -52,7 +52,7 @@ class Failure(Message):
     kind: str
     """The reason's first line, without what differs from one failure to the next."""
     reason: str
-    """What happened; the lines after the first, if any, are from a traceback."""
+    """Description of what happened; the lines after the first, if any, are from a traceback."""
     rollout_id: str = ""
     """The sample it happened to."""
     time: float = 0.0

@@ -15,7 +15,7 @@ from agent_r1_proto.policies import DEFAULT_POLICY, PolicyName
 from agent_r1_proto.trajectory import VersionSpan
 
 FinishReason = Literal["stop", "length"]
-"""What ended an answer: the model's own end-of-turn token, or `max_tokens` and the context."""
+"""End of an answer: the model's own end-of-turn token, or `max_tokens` and the context."""
 
 
 class GenerateRequest(StrictMessage):
@@ -24,7 +24,7 @@ class GenerateRequest(StrictMessage):
     request_id: Annotated[str, Field(min_length=1, max_length=200)]
     """Unique among requests in flight; appears in the engine's log."""
     policy: PolicyName = DEFAULT_POLICY
-    """Which policy is to sample."""
+    """Policy that is to sample."""
     token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     """[T] the prompt."""
     max_tokens: Annotated[int, Field(gt=0)]
@@ -32,7 +32,7 @@ class GenerateRequest(StrictMessage):
     temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
     """0 is greedy."""
     seed: Annotated[int, Field(ge=0, lt=2**63)]
-    """Of this request alone."""
+    """Seed of this request alone."""
     every_s: Annotated[float, Field(ge=0, le=10)] = 0.0
     """Least time between two parts of the answer, in seconds: what is sampled meanwhile comes
     together. The first and the last part do not wait."""
@@ -49,7 +49,8 @@ class GeneratedPart(StrictMessage):
     logprobs: list[float] = []
     """[N] natural-log probability of each, at the sampling temperature."""
     version_spans: list[VersionSpan] = []
-    """Which weights sampled which of the answer's tokens; start and end count from its first."""
+    """Versions of the weights that sampled the answer's tokens; start and end count from its
+    first."""
     finish_reason: Annotated[FinishReason | None, Field(exclude_if=lambda value: value is None)] = (
         None
     )

@@ -47,7 +47,7 @@ class StoredImage(StrictMessage):
     type: Literal["image"] = "image"
     media_type: MediaType
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    """Of its bytes."""
+    """SHA-256 of its bytes."""
 
     @classmethod
     def of(cls, image: ImagePart) -> StoredImage:
@@ -76,7 +76,7 @@ Part = Annotated[
 ]
 """Part of a message."""
 Content = str | Annotated[list[Part], Field(fail_fast=True)]
-"""What a message says: text, or parts."""
+"""Content of a message: text, or parts."""
 
 
 class ImageRefusedError(ValueError):

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 Tokens = npt.NDArray[np.int32]
 Repeats = list[tuple[int, int]]
-"""Of each sequence: how many tokens it begins with like an earlier one, and the number of that."""
+"""Repetition of each sequence: how many tokens it begins with like an earlier one, and the number
+of that."""
 
 LEAST_REPEAT = 64
 """Tokens; fewer are written again, since naming them takes bytes too."""

@@ -83,13 +83,13 @@ _CROWDED = RedisTrouble(
     "raise maxclients there, or end some of its clients",
 )
 _CODE = re.compile(rf"(?:^|-|error: [('\"]*)({'|'.join(_BY_CODE)})\b")
-"""Where an error's code stands: first, or behind what a script or a pipeline says of it."""
+"""Place of an error's code: first, or behind what a script or a pipeline says of it."""
 PASSING = frozenset({"READONLY", "NOREPLICAS", "OOM", "MISCONF", "LOADING", "MASTERDOWN"}) | {
     "CLUSTERDOWN"
 }
 """Codes that a server may stop giving while a run waits: nothing is wrong with the request."""
 NOT_REDIS = (redis_errors.InvalidResponse, AttributeError, TypeError, ValueError)
-"""What the client raises at answers of something else."""
+"""Errors that the client raises at answers of something else."""
 
 
 def error_code(exc: Exception) -> str | None:

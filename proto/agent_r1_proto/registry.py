@@ -33,7 +33,7 @@ from agent_r1_proto.weights import NewestVersion
 logger = logging.getLogger(__name__)
 
 KEPT_S = 24 * 3600
-"""What a pool knows of a tool without an instance is kept for so long, in seconds."""
+"""Time for which a pool remembers a tool without an instance, in seconds."""
 
 NOTICE_S = 1.5
 """Rollout servers have seen that an instance drains, and reported what they keep, within this."""

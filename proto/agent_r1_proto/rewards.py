@@ -40,7 +40,7 @@ class Reward(Message):
     total: float
     """Weighted sum of the components (or the selected rule's value), without process rewards."""
     components: dict[str, float] = {}
-    """Every component by name, unweighted: `exact_match`, `f1`, `format`, …"""
+    """Components by name, unweighted: `exact_match`, `f1`, `format`, …"""
     prediction: str | None = None
     """The answer that was extracted; None when there is none."""
     tokens: Annotated[dict[str, int], Field(exclude_if=_is_empty)] = {}
@@ -67,9 +67,10 @@ class ScoredTrajectory(StreamMessage):
 
     trajectory: Trajectory
     reward: Reward | None
-    """None for a FAILED trajectory: an outage is not the model's failure."""
+    """Reward; None for a FAILED trajectory: an outage is not the model's failure."""
     scored_at: float = 0.0
-    """Unix time in seconds, by the clock of the rollout server, as `Trajectory.started_at`."""
+    """Time of scoring, as Unix time in seconds by the clock of the rollout server, as
+    `Trajectory.started_at`."""
 
     def stream_key(self) -> str:
         """Return the rollout id."""
@@ -94,11 +95,11 @@ class ScoreCall(StrictMessage):
     """Name the model wrote; "" when the call could not be read."""
     arguments: dict[str, JsonValue] = {}
     status: str = "ok"
-    """As in `ToolCallRecord`."""
+    """Status, as in `ToolCallRecord`."""
     text: str = ""
-    """What the tool answered."""
+    """Text that the tool answered."""
     data: JsonValue = None
-    """What the tool sent beside its text: `ToolResult.data`."""
+    """Data that the tool sent beside its text: `ToolResult.data`."""
 
 
 class ScoreReply(StrictMessage):
@@ -107,7 +108,7 @@ class ScoreReply(StrictMessage):
     role: Literal["tool", "user"]
     content: Content
     call: int | None = None
-    """Which call of the turn it answers; None where it answers none of them."""
+    """Number of the call of the turn that it answers; None where it answers none."""
 
 
 class ScoreTurn(StrictMessage):
@@ -118,9 +119,9 @@ class ScoreTurn(StrictMessage):
 
     text: str
     well_formed: Annotated[bool | None, Field(exclude_if=_is_none)] = None
-    """The turn is one closed thought, then calls or one answer, and nothing else."""
+    """Whether the turn is one closed thought, then calls or one answer, and nothing else."""
     thought: Annotated[str | None, Field(exclude_if=_is_none)] = None
-    """What the closed thought says with which the turn begins; None without one."""
+    """Text of the closed thought that the turn begins with; None without one."""
     said: Annotated[str | None, Field(exclude_if=_is_none)] = None
     """The text without its thoughts; None where that is all of it."""
     answer: Annotated[str | None, Field(exclude_if=_is_none)] = None
@@ -130,7 +131,8 @@ class ScoreTurn(StrictMessage):
     calls: Annotated[list[ScoreCall], Field(fail_fast=True)] = []
     """The calls themselves, or none of them where only their number is known."""
     replies: Annotated[list[ScoreReply] | None, Field(exclude_if=_is_none, fail_fast=True)] = None
-    """What the model read after the turn. None: the result of each call, as the call has it."""
+    """Messages that the model read after the turn. None: the result of each call, as the call has
+    it."""
     data: Annotated[JsonValue, Field(exclude_if=_is_none)] = None
     """`EnvStep.data`: what the environment says of the turn to rewards alone."""
     token_ids: Annotated[list[int], Field(exclude_if=_is_empty, fail_fast=True)] = []
@@ -162,7 +164,7 @@ class ScoreRequest(StrictMessage):
     payload: dict[str, JsonValue]
     """The task's payload: `answers` for the question-answering components."""
     prompt: Annotated[list[ChatMessage], Field(fail_fast=True)] = []
-    """What the model was asked; only components that read it need it."""
+    """Messages that the model was asked with; only components that read them need them."""
     turns: Annotated[list[ScoreTurn], Field(min_length=1, fail_fast=True)]
     """The model's turns, in order; an interaction without one has a turn without text."""
     status: Status = "COMPLETED"
@@ -177,18 +179,18 @@ class ValueRequest(StrictMessage):
     component: str
     """Name in `reward.components`."""
     interaction: ScoreRequest
-    """With an empty payload, where the component must not know the answer."""
+    """Interaction so far, with an empty payload where the component must not know the answer."""
 
 
 class Value(Message):
     """Answer of `POST /value`."""
 
     value: float
-    """What the component returned."""
+    """Value that the component returned."""
     tokens: Annotated[int, Field(ge=0)] = 0
     """Tokens that a language model read and wrote for it; 0 where none was asked."""
     version: str = ""
-    """What its server calls the model that was asked; "" where none was."""
+    """Version of the model that was asked, as its server names it; "" where none was."""
 
 
 def score_turns(turns: Sequence[Turn]) -> list[ScoreTurn]:

@@ -14,7 +14,7 @@ from agent_r1_proto.messages import Message, StrictMessage
 from agent_r1_proto.weights import FileChunks
 
 FILE_PATH = "/run/files/{sha256}"
-"""Where the learner serves a file, and the bundle itself."""
+"""Path at which the learner serves a file, and the bundle itself."""
 TOOL_FILES = ("corpus", "ca_certs")
 """Keys of a tool's table that name a file."""
 SHA256_PATTERN = r"^[0-9a-f]{64}$"
@@ -58,7 +58,7 @@ class RunBundle(StrictMessage):
     schema_version: Literal["1.0"] = "1.0"
     run_id: str
     config: dict[str, Any]
-    """As in the run's `config.json`, without secrets."""
+    """Configuration, as in the run's `config.json`, without secrets."""
     packages: dict[str, str]
     """SHA-256 of every installed package that `run.plugins` names, by that entry."""
     files: list[BundleFile]

@@ -24,9 +24,9 @@ class ScoringModel(Message):
     """One version of the model that a component asks."""
 
     version: Annotated[str, Field(min_length=1)]
-    """What its server calls the model."""
+    """Version of the model, as its server names it."""
     url: str
-    """Of its server, as `reward.*.url`."""
+    """URL of its server, as `reward.*.url`."""
 
 
 class ScoringModels:

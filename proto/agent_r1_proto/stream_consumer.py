@@ -122,18 +122,18 @@ class StreamConsumer(Generic[M]):
     group: str
     consumer: str
     on_deadly: Callable[[M, str], Awaitable[Sequence[tuple[str, StreamMessage]]]] = _no_result
-    """Called with a message that ended its processes, and with the reason; returns what is
-    published with its dead letter, so that whoever waits for a result gets one."""
+    """Callback for a message that ended its processes, and the reason; returns what is published
+    with its dead letter, so that whoever waits for a result gets one."""
     _in_flight: set[str] = field(default_factory=set[str], init=False)
     _has_read_own: bool = field(default=False, init=False)
     _next_reclaim: float = field(default=0.0, init=False)
     _seen_newer: set[str] = field(default_factory=set[str], init=False)
-    """What was said of entries of a newer schema."""
+    """Notes already given of entries of a newer schema."""
     _newer: set[str] = field(default_factory=set[str], init=False)
     """Ids of such entries: they wait for another reader."""
     _renewal: asyncio.Task[None] | None = field(default=None, init=False)
     _suspects: set[str] = field(default_factory=set[str], init=False)
-    """Those in flight; nothing else is then."""
+    """Suspects in flight; nothing else is then."""
     _alone: str | None = field(default=None, init=False)
     """The suspect that is in flight alone."""
     _suspects_wait: bool = field(default=False, init=False)

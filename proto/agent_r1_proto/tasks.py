@@ -20,7 +20,7 @@ Purpose = Literal["train", "eval", "value"]
 """`value`: shows what turns are worth. Like `eval`, it never trains and no credit counts it."""
 Role = Literal["system", "user", "assistant", "tool"]
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.01, 2.0
-"""Of vLLM, which refuses more and samples at 0.01 where less is asked for."""
+"""Limits of vLLM, which refuses more and samples at 0.01 where less is asked for."""
 DecodingMethod = Literal["best_of_n", "majority", "value_guided", "beam"]
 TURN_BY_TURN: tuple[DecodingMethod, ...] = ("value_guided", "beam")
 """Methods that choose after every turn; the others choose among whole interactions."""
@@ -44,7 +44,7 @@ Temperature = Annotated[
 ]
 """0.0 is greedy."""
 PositiveTemperature = Annotated[float, Field(ge=LEAST_TEMPERATURE, le=MOST_TEMPERATURE)]
-"""Where tokens are drawn, and log-probabilities computed at it: never 0."""
+"""Temperature at which tokens are drawn and log-probabilities computed: never 0."""
 
 
 def _is_empty(value: object) -> bool:
@@ -55,10 +55,10 @@ class MessageCall(StrictMessage):
     """One tool call of an assistant's message."""
 
     name: Annotated[str, Field(min_length=1)]
-    """Of the tool."""
+    """Name of the tool."""
     arguments: dict[str, JsonValue] = {}
     id: str = ""
-    """Under which a message of role "tool" answers it; "" where nobody says."""
+    """Id under which a message of role "tool" answers it; "" where nobody says."""
 
 
 class ChatMessage(StrictMessage):
@@ -71,9 +71,9 @@ class ChatMessage(StrictMessage):
     content: Content
     """Text, or a list of parts."""
     tool_calls: Annotated[list[MessageCall], Field(exclude_if=_is_empty)] = []
-    """What an assistant calls, which the chat template writes behind the text."""
+    """Calls of an assistant, which the chat template writes behind the text."""
     tool_call_id: Annotated[str, Field(exclude_if=_is_empty)] = ""
-    """Of a tool's message: the call that it answers, for templates that show it."""
+    """Id of the call that a tool's message answers, for templates that show it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -263,9 +263,9 @@ class RolloutTask(StreamMessage):
     SCHEMA_NAME: ClassVar[str] = "rollout_task"
     SCHEMA_VERSION: ClassVar[str] = "2.1"
     WITHOUT_CALLS: ClassVar[str] = "2.0"
-    """What a task without tool calls in its prompt is written as, which older readers take."""
+    """Version of a task without tool calls in its prompt, which older readers take."""
     WITHOUT_PARTS: ClassVar[str] = "1.2"
-    """What a task of text alone for the default policy is written as."""
+    """Version of a task of text alone for the default policy."""
 
     key: RolloutKey
     group_size: Annotated[int, Field(ge=1)]
@@ -279,7 +279,7 @@ class RolloutTask(StreamMessage):
     traceparent: str | None = None
     """Trace that this sample belongs to, as W3C Trace Context writes it; None: not traced."""
     decoding: Decoding | None = None
-    """How the answer is chosen among several branches; None: there is one, sampled as it comes."""
+    """Search for the answer among several branches; None: there is one, sampled as it comes."""
     policy: PolicyName = DEFAULT_POLICY
     """The policy that is asked."""
 

@@ -28,11 +28,11 @@ class ToolInstance(Message):
     capacity: Annotated[int, Field(ge=1)]
     """Calls it takes at a time."""
     draining: bool = False
-    """It finishes what it has and takes nothing new."""
+    """Whether it finishes what it has and takes nothing new."""
     pid: int = 0
     host: str = ""
     started_at: float = 0.0
-    """Unix time, seconds."""
+    """Start of the instance, as Unix time in seconds."""
 
     @property
     def tool(self) -> str:
@@ -58,9 +58,9 @@ class ToolUse(Message):
 
     tool: str
     shares: dict[str, float]
-    """Of its new trajectories, by version."""
+    """Shares of its new trajectories, by version."""
     refused: dict[str, str] = {}
-    """By version it does not take up: why."""
+    """Reasons why it does not take versions up, by version."""
 
 
 class PinReport(Message):
@@ -71,7 +71,7 @@ class PinReport(Message):
 
 
 NewVersionRule = Literal["all", "none"] | float
-"""What a version that was never announced gets of new trajectories: all, none, or a share."""
+"""Share of new trajectories for a version that was never announced: all, none, or a number."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ class ToolState:
     """State of one tool in the registry."""
 
     instances: Sequence[ToolInstance] = ()
-    """Those whose announcement has not expired, by name; draining ones are marked."""
+    """Instances whose announcement has not expired, by name; draining ones are marked."""
     versions: Sequence[str] = ()
-    """Every version ever announced, oldest first."""
+    """Versions ever announced, oldest first."""
     weights: Mapping[str, float] = field(default_factory=dict[str, float])
     """Shares of new traffic, by version; empty: the newest version gets all."""
 

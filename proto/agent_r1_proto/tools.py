@@ -73,7 +73,7 @@ class ToolResult(StrictMessage):
     status: ToolStatus = "ok"
     """`ok`, or `error` where the text says what was wrong with the call."""
     parts: list[ResultPart] = []
-    """What the model sees, in order."""
+    """Parts that the model sees, in order."""
     data: JsonValue = None
     """Anything for ToolEnv and logs; never shown to the model."""
 
@@ -90,7 +90,7 @@ class TestedCode(StrictMessage):
     failed: Annotated[int, Field(ge=0)]
     """Tests that did not."""
     total: Annotated[int, Field(ge=1)]
-    """Both."""
+    """Sum of both."""
 
     @model_validator(mode="after")
     def _check_sum(self) -> Self:

@@ -58,9 +58,9 @@ class ToolCallRecord(Message):
     data: JsonValue = None
     """`ToolResult.data`, for reward components and logs; None where it is over 16 KiB as JSON."""
     process_reward: float | None = None
-    """Set by ToolEnv; None when it gives none."""
+    """Reward of ToolEnv for the call; None when it gives none."""
     error: str = ""
-    """What went wrong, in one line."""
+    """Error in one line."""
 
     def text(self) -> str:
         """Return what the tool answered; a part that is no text is named in brackets."""
@@ -73,9 +73,9 @@ class Reply(Message):
     role: Literal["tool", "user"]
     """`tool`: the result of a call; `user`: what the environment, or a person, said."""
     parts: list[Part]
-    """Cut to the limits of `[env]`, control tokens spelled out."""
+    """Text and images, cut to the limits of `[env]`, control tokens spelled out."""
     call: int | None = None
-    """Which call of the turn it answers; None where it answers none of them."""
+    """Number of the call of the turn that it answers; None where it answers none."""
 
 
 class Turn(Message):
@@ -88,25 +88,25 @@ class Turn(Message):
     text: str
     """The sampled tokens, decoded, for reading and parsing only."""
     finish_reason: str
-    """vLLM's: "stop" or "length"."""
+    """vLLM's finish reason: "stop" or "length"."""
     calls: list[ToolCallRecord] = []
     process_reward: float | None = None
-    """What ToolEnv gave the turn beside its calls; None when it gave nothing."""
+    """Reward of ToolEnv for the turn, beside those of its calls; None when it gave none."""
     state_key: str = ""
     """ToolEnv's name for the state in which the turn was taken; "" for the first turn, and where it
     gave none."""
     well_formed: Annotated[bool | None, Field(exclude_if=_is_none)] = None
-    """The turn is one closed thought, then calls or one answer, and nothing else. None: nobody has
-    read the turn, as before 2.2, and the next three fields say nothing."""
+    """Whether the turn is one closed thought, then calls or one answer, and nothing else. None:
+    nobody has read the turn, as before 2.2, and the next three fields say nothing."""
     thought: Annotated[str | None, Field(exclude_if=_is_none)] = None
-    """What the closed thought says with which the turn begins; None without one."""
+    """Text of the closed thought that the turn begins with; None without one."""
     said: Annotated[str | None, Field(exclude_if=_is_none)] = None
     """The text without its thoughts; None where that is all of it."""
     answer: Annotated[str | None, Field(exclude_if=_is_none)] = None
     """The answer that it gives; None without one."""
     replies: Annotated[list[Reply] | None, Field(exclude_if=_is_none)] = None
-    """What the model read after it; of the last turn, what it would have read had it gone on. None:
-    the result of each call, as the call has it."""
+    """Messages that the model read after it; of the last turn, those it would have read had it gone
+    on. None: the result of each call, as the call has it."""
     data: Annotated[JsonValue, Field(exclude_if=_is_none)] = None
     """`EnvStep.data`, for reward components; never shown to the model."""
 
@@ -139,13 +139,13 @@ class Lineage(Message):
     """
 
     name: str
-    """Of the agent; "main" where there is only one."""
+    """Name of the agent; "main" where there is only one."""
     first_segment: Annotated[int, Field(ge=0)]
     """Number of its first segment in the trajectory."""
     parent: Annotated[int, Field(ge=0)] | None = None
     """Number of the lineage that began it, which stands before it; None: no other one did."""
     excluded: str = ""
-    """Why its tokens are not trained; "" where they are."""
+    """Reason why its tokens are not trained; "" where they are."""
     policy: PolicyName = DEFAULT_POLICY
     """The policy that sampled it."""
 
@@ -158,17 +158,17 @@ class ProbedTurn(Message):
     """One candidate of a turn, and what came of it."""
 
     turn: Turn
-    """As it is written: its calls are not run."""
+    """Text of the turn; its calls are not run."""
     calls: bool
-    """It calls a tool."""
+    """Whether it calls a tool."""
     sample: int | None
-    """Which of the candidates wrote it first; None where only the greedy turn is it."""
+    """Number of the candidate that wrote it first; None where only the greedy turn is it."""
     greedy: bool
-    """It is the greedy turn."""
+    """Whether it is the greedy turn."""
     logprob: float
     """Natural-log probability of all its tokens, at the sampling temperature."""
     value: float | None = None
-    """What the scorer says of it; None where nothing is scored."""
+    """Value that the scorer gives it; None where nothing is scored."""
     outcomes: list[float] = []
     """Reward of each continuation; one value where the turn calls nothing."""
 
@@ -182,7 +182,7 @@ class Probe(Message):
     """Natural-log probability of the greedy turn at temperature 1, to which `branch_below` is
     held."""
     candidates: list[ProbedTurn]
-    """Those that differ."""
+    """Candidates that differ."""
 
 
 class DecodingCost(Message):
@@ -204,7 +204,7 @@ class DecodingCost(Message):
     """States in which a search turn by turn had at least two different candidates; None with other
     methods."""
     probe: Annotated[Probe | None, Field(exclude_if=_is_none)] = None
-    """What candidates of one turn are worth, where that was asked for and a turn had several."""
+    """Worth of the candidates of one turn, where that was asked for and a turn had several."""
 
 
 class Trajectory(StreamMessage):
@@ -225,15 +225,15 @@ class Trajectory(StreamMessage):
     SCHEMA_NAME: ClassVar[str] = "trajectory"
     SCHEMA_VERSION: ClassVar[str] = "5.0"
     WITHOUT_REPEATS: ClassVar[str] = "4.1"
-    """What a trajectory is written as whose segments begin with few tokens alike."""
+    """Version that is written where segments begin with few tokens alike."""
     WITHOUT_CALLS: ClassVar[str] = "4.0"
-    """What a trajectory is written as whose prompt has no tool calls."""
+    """Version that is written where the prompt has no tool calls."""
     WITHOUT_LINEAGES: ClassVar[tuple[tuple[str, str], tuple[str, str]]] = (
         ("2.1", "2.2"),
         ("3.0", "3.1"),
     )
-    """What a trajectory is written as, so that older readers take it: with one segment and with
-    several, and of each the version before turns said what they are and the one since."""
+    """Versions that are written for older readers: with one segment, and with several; of each, the
+    one before turns said what they are, and the one since."""
 
     rollout: RolloutTask
     """The sample this answers: its key, task, purpose and sampling parameters."""
@@ -248,11 +248,12 @@ class Trajectory(StreamMessage):
     segment_starts: Annotated[list[int], Field(exclude_if=_is_empty)] = []
     """Index of the first token of each segment after the first one; [] for a single segment."""
     version_spans: list[VersionSpan] = []
-    """Disjoint, in order; together they cover every sampled token."""
+    """Versions of the sampled tokens: disjoint, in order, and covering all of them."""
     turns: list[Turn] = []
     status: Status
     reason: str = ""
-    """Why it ended: "answer", "max_turns", "max_trajectory_tokens", "tool_timeout: search", …"""
+    """Reason of its end: "answer", "max_turns", "max_trajectory_tokens", "tool_timeout: search",
+    …"""
     seed: int
     """Seed of the sampler."""
     temperature: Annotated[float, Field(ge=0)]
@@ -260,10 +261,11 @@ class Trajectory(StreamMessage):
     server_id: str = ""
     """The rollout server that made it."""
     started_at: float = 0.0
-    """Unix time, seconds."""
+    """Start of the attempt, as Unix time in seconds."""
     latency_ms: Annotated[float, Field(ge=0)] = 0.0
     decoding: DecodingCost | None = None
-    """Where the answer was chosen among several branches, of which this is one: what they cost."""
+    """Cost of the search, where the answer was chosen among several branches, of which this is
+    one."""
     lineages: Annotated[list[Lineage], Field(exclude_if=_is_empty)] = []
     """The agents that wrote it, in order; [] where there is only one."""
 

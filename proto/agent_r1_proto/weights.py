@@ -21,8 +21,8 @@ MANIFEST_FILE = "manifest.json"
 DELTA_FILE = "delta.zst"
 SHARED_FILE = "shared.json"
 TransportName = Literal["file", "http", "collective"]
-"""How the bytes of a version travel: through a folder that all see, over HTTP, or from the memory
-of the learner into that of all servers at once."""
+"""Transport of a version's bytes: through a folder that all see, over HTTP, or from the memory of
+the learner into that of all servers at once."""
 
 
 def _is_empty(value: list[int]) -> bool:
@@ -37,16 +37,16 @@ class TensorEntry(StrictMessage):
     shape: list[int]
     dtype: Literal["float32", "bfloat16", "float16"]
     alias_of: str | None = None
-    """This name shares the tensor of another (tied embeddings); it has no bytes of its own."""
+    """Name of the tensor that this one shares (tied embeddings); it has no bytes of its own."""
 
 
 class FileChunks(StrictMessage):
     """The chunks of a file: each can be fetched from another source, and verified alone."""
 
     size_bytes: Annotated[int, Field(gt=0)]
-    """Of every chunk but the last, which has the rest."""
+    """Size of every chunk but the last, which has the rest."""
     sha256: list[str]
-    """Of the chunks, in order."""
+    """Checksums of the chunks, in order."""
 
 
 class WeightDelta(StrictMessage):
@@ -63,7 +63,7 @@ class WeightDelta(StrictMessage):
 
 
 class AdapterHeader(StrictMessage):
-    """How the tensors of an adapter change the model: each layer by B A alpha / rank."""
+    """Change of the model by an adapter: each layer by B A alpha / rank."""
 
     rank: Annotated[int, Field(gt=0)]
     """Rows of A, columns of B."""
@@ -76,21 +76,21 @@ class WeightManifest(StrictMessage):
     schema_version: Literal["2.0"] = "2.0"
     run_id: str
     policy: PolicyName = DEFAULT_POLICY
-    """Whose weights they are."""
+    """Policy that the weights belong to."""
     policy_version: Annotated[int, Field(ge=0)]
     kind: Literal["dense", "adapter"] = "dense"
     """`dense` has every weight of the model, `adapter` the matrices of a LoRA adapter alone."""
     adapter: AdapterHeader | None = None
-    """Of the kind `adapter`."""
+    """Rank and scale of an adapter; None of dense weights."""
     transport: TransportName = "file"
     location: str
-    """Transport `file`: absolute path of the safetensors file. `http`: its name, which takes the
-    place of the manifest's in the manifest's URL. `collective`: of the learner's store."""
+    """Path of the safetensors file (transport `file`); its name, which takes the place of the
+    manifest's in the manifest's URL (`http`); address of the learner's store (`collective`)."""
     size_bytes: Annotated[int, Field(ge=0)]
     chunks: FileChunks | None = None
-    """Of the safetensors file; None with the transport `collective`, which has no file."""
+    """Chunks of the safetensors file; None with the transport `collective`, which has no file."""
     delta: WeightDelta | None = None
-    """Transport `http`: what to pull instead, for who holds its base."""
+    """Delta to pull instead (transport `http`), for servers that hold its base."""
     tensors: list[TensorEntry]
 
     @model_validator(mode="after")
@@ -103,31 +103,31 @@ class WeightManifest(StrictMessage):
 
 
 Backend = Literal["gloo", "nccl", "ipc"]
-"""How weights are sent: gloo through host memory, nccl from GPU to GPU; with ipc, servers read them
-in the learner's own GPU."""
+"""Library that sends weights: gloo through host memory, nccl from GPU to GPU; with ipc, servers
+read them in the learner's own GPU."""
 
 
 class Invitation(StrictMessage):
-    """Where servers meet the learner, which then sends them a version."""
+    """Meeting point of servers and the learner, which then sends them a version."""
 
     host: str
     port: Annotated[int, Field(gt=0, le=65535)]
     group: str
     """Name of the process group; no other has it."""
     backend: Backend = "gloo"
-    """How the version travels."""
+    """Library that sends the version."""
     size_bytes: Annotated[int, Field(gt=0)]
-    """Of the safetensors file that is sent."""
+    """Size of the safetensors file that is sent."""
     bucket_bytes: Annotated[int, Field(gt=0)]
-    """Of every piece but the last, which has the rest."""
+    """Size of every piece but the last, which has the rest."""
 
 
 class LoadRequest(StrictMessage):
     """Body of `POST /weights/load`."""
 
     manifest_location: str
-    """Transport `file`: absolute path of the manifest; `http`: its URL; `collective`: the address
-    where groups meet, and the version."""
+    """Place of the manifest: its absolute path (transport `file`), its URL (`http`), or the address
+    where groups meet, and the version (`collective`)."""
     policy: PolicyName = DEFAULT_POLICY
     policy_version: Annotated[int, Field(ge=0)]
     invitation: Annotated[Invitation | None, Field(exclude_if=lambda value: value is None)] = None
@@ -206,4 +206,5 @@ class NewestVersion(StrictMessage):
 
     policy_version: Annotated[int, Field(ge=0)]
     manifest_location: str | None = None
-    """None for the weights every server starts with (the configured model)."""
+    """Path or URL of the manifest; None for the weights every server starts with (the configured
+    model)."""

@@ -1,1 +1,1 @@
-"""What makes attempts at samples: takes them from the stream, and calls tools for them."""
+"""Attempts at samples: the worker takes them from the stream, the client calls tools for them."""

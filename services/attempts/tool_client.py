@@ -49,7 +49,7 @@ LONGEST_WAIT_S = 300.0
 """Longest time a call waits for a free place at a tool, besides its own time."""
 MAX_ERROR_CHARS = 300
 COMPOSE_PROFILES = {"python_exec": "python", "code_tests": "code"}
-"""Of docker-compose.yml, by the tool that a profile turns on."""
+"""Profiles of docker-compose.yml, by the tool that each turns on."""
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ class ToolReply:
     attempt: int
     """Retries before this answer."""
     latency_ms: float
-    """From the first request to the answer."""
+    """Time from the first request to the answer."""
 
 
 _Sent = tuple[ToolCall, asyncio.Future[tuple[CallReply, int]]]
@@ -104,7 +104,7 @@ class ToolClient:
     directory: ToolDirectory = field(default_factory=ToolDirectory)
     """Chooses instances."""
     registry: ToolRegistry | None = None
-    """Where the other tools announce themselves."""
+    """Registry in which the other tools announce themselves."""
     announced: Sequence[str] = ()
     """Names of those tools."""
     timeout_s: float = 30.0
@@ -115,12 +115,12 @@ class ToolClient:
     """Most HTTP requests in flight for one tool; further ones wait, so that a slow tool cannot keep
     the others from being called."""
     token: RunToken | None = None
-    """Sent with every request."""
+    """Token that is sent with every request."""
     own_tokens: Mapping[str, RunToken] = field(default_factory=dict[str, RunToken])
-    """Sent in its place to tools that have another one, by name."""
+    """Tokens that are sent in its place to tools that have another one, by name."""
     _validators: dict[str, jsonschema.protocols.Validator] = field(default_factory=dict, init=False)
     _waiting: dict[tuple[str, str], list[_Sent]] = field(default_factory=dict, init=False)
-    """By tool and instance, calls made within one turn of the event loop."""
+    """Calls made within one turn of the event loop, by tool and instance."""
     _sends: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     _sessions: dict[tuple[str, str], Endpoint] = field(default_factory=dict, init=False)
     _watching: asyncio.Task[None] | None = field(default=None, init=False)

@@ -28,7 +28,7 @@ from agent_r1_proto.tools import ToolSpec
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
-"""How often the registry is read: additions and removals are seen within a second."""
+"""Time between two reads of the registry: additions and removals are seen within a second."""
 
 
 @dataclass
@@ -36,13 +36,13 @@ class _Tool:
     """One tool as this process knows it."""
 
     spec: ToolSpec
-    """What this run offers."""
+    """Spec that this run offers."""
     specs: dict[str, ToolSpec] = field(default_factory=dict)
-    """By version, as first seen."""
+    """Specs by version, as first seen."""
     endpoints: dict[str, Endpoint] = field(default_factory=dict)
-    """By instance name."""
+    """Instances by name."""
     shares: dict[str, float] = field(default_factory=dict)
-    """Of new work, by acceptable version."""
+    """Shares of new work, by acceptable version."""
     refused: dict[str, str] = field(default_factory=dict)
     """Why a version that is announced is not taken up, in full or in part."""
     logged: set[str] = field(default_factory=set)
@@ -54,9 +54,9 @@ class ToolDirectory:
     """The instances of the tools of one rollout server."""
 
     server_id: str = "rollout"
-    """Under which pins are reported."""
+    """Name under which pins are reported."""
     follow_schemas: bool = False
-    """Take up versions whose schema changes the prompt."""
+    """Whether versions are taken up whose schema changes the prompt."""
     clock: Callable[[], float] = time.monotonic
     random_: random.Random = field(default_factory=random.Random)
     """Draws versions and breaks ties."""

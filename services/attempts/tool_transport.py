@@ -44,7 +44,7 @@ SLOT_TIMEOUT_S = 1.0
 BREAKER_FAILURES = 3
 """Failures in a row that open an instance's circuit breaker."""
 BREAKER_OPEN_S = 2.0
-"""How long an open breaker keeps calls away; then one call tries."""
+"""Time for which an open breaker keeps calls away; then one call tries."""
 MAX_REPLY_BYTES = 16 << 20
 JSON_HEADERS = {"content-type": "application/json"}
 _KIND_OF = {
@@ -54,7 +54,7 @@ _KIND_OF = {
     503: "tool_busy",
     504: "tool_timeout",
 }
-"""The kind of outage that the status of an answer means, where it is one of its own."""
+"""Kind of outage that the status of an answer means, where it is one of its own."""
 # What a lost connection may raise; httpx-aiohttp maps most of aiohttp's errors, not all.
 CONNECTION_ERRORS = (httpx.TransportError, aiohttp.ClientError, OSError)
 NOT_CONNECTED = (httpx.ConnectError, aiohttp.ClientConnectorError, ConnectionRefusedError)
@@ -98,7 +98,7 @@ OUTAGES: dict[str, Outage] = {
         free_attempt=True,
     ),
 }
-"""Every kind of outage; a trajectory's `reason` begins with one."""
+"""Kinds of outage; a trajectory's `reason` begins with one."""
 
 
 class RequestError(Exception):
@@ -110,20 +110,6 @@ class RequestError(Exception):
         self.outage = OUTAGES[kind]
 
 
-MAX_FREE_ATTEMPTS = 20
-"""Attempts of one sample that do not count, at most: instances that die all the time do count."""
-
-
-FREE_ATTEMPTS = ("agent_not_started", "agent_silent", "rollout_unavailable")
-"""Further kinds of such attempts, of agents: none of them has shown anything of the policy."""
-
-
-def is_free(reason: str) -> bool:
-    """Return whether an attempt that FAILED so does not count against `max_attempts`."""
-    kind = reason.partition(":")[0]
-    return kind in FREE_ATTEMPTS or (kind in OUTAGES and OUTAGES[kind].free_attempt)
-
-
 @dataclass
 class Endpoint:
     """One instance as this process sees it."""
@@ -131,12 +117,12 @@ class Endpoint:
     url: str
     instance: str
     version: str | None
-    """None: a fixed URL, whatever version answers there."""
+    """Version that it serves; None: a fixed URL, whatever version answers there."""
     capacity: int = 1
     draining: bool = False
     in_flight: int = 0
     failures: int = 0
-    """In a row."""
+    """Failures in a row."""
     open_until: float = 0.0
     """Monotonic seconds until which its circuit breaker keeps calls away."""
 

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from agent_r1.attempts.tool_transport import MAX_FREE_ATTEMPTS, is_free
+from agent_r1.attempts.tool_transport import OUTAGES
 from agent_r1.runtime.tracing import span
 from agent_r1.text.tokens import EngineDeadError, PolicyError, failed_trajectory
 from agent_r1.weights.manifest import WeightsRefusedError
@@ -39,6 +39,14 @@ STOP_TIMEOUT_S = 10.0
 REPORT_EVERY = 100
 MAX_PUBLISHING = 16
 """Trajectories published at a time: hundreds may end together, and each takes a connection."""
+FREE_KINDS = {
+    *(kind for kind, outage in OUTAGES.items() if outage.free_attempt),
+    *("agent_lost", "agent_not_started", "agent_silent", "rollout_unavailable"),  # gateway
+}
+"""Kinds of failures that show nothing of the policy: such attempts do not count against
+`max_attempts`."""
+MAX_FREE_ATTEMPTS = 20
+"""Attempts of one sample that do not count, at most: instances that die all the time do count."""
 
 
 def _attempt(task: RolloutTask) -> tuple[str, str | None]:
@@ -71,7 +79,7 @@ class SampleWorker:
     """Works on samples of one run until it is stopped."""
 
     consumer: StreamConsumer[RolloutTask]
-    """Of the stream `tasks`; entered by the caller."""
+    """Consumer of the stream `tasks`; entered by the caller."""
     registry: Registry
     """Newest version and incarnation."""
     run_attempt: Callable[[RolloutTask], Awaitable[Trajectory]]
@@ -101,7 +109,7 @@ class SampleWorker:
         self._failures: Counter[str] = Counter()
         """FAILED attempts by kind."""
         self.on_attempt: Callable[[Trajectory, bool], None] = lambda trajectory, published: None
-        """Called with each attempt that has ended, and whether its trajectory is published."""
+        """Callback for each attempt that has ended, and whether its trajectory is published."""
 
     @property
     def in_flight(self) -> int:
@@ -256,7 +264,8 @@ class SampleWorker:
                     trajectory = await self.run_attempt(task)
                 if trajectory.status != "FAILED":
                     break
-                free += is_free(trajectory.reason) and free < MAX_FREE_ATTEMPTS
+                kind = trajectory.reason.partition(":")[0]
+                free += kind in FREE_KINDS and free < MAX_FREE_ATTEMPTS
                 final = task.key.attempt + 1 - free >= task.max_attempts
                 await self._note_failure(trajectory, final=final)
                 if final:

@@ -56,6 +56,10 @@ SERVICES: Table = {
             "mcp": ("serve one tool to an MCP agent over stdio", "services.tools:mcp"),
         },
     ),
+    "agents": (
+        "agents that are started elsewhere",
+        {"attach": ("let a command work on attempts of a run", "services.attach:attach")},
+    ),
     "rollout": (
         "take rollout servers out while training runs",
         {"drain": ("take a server out of service", "services.rollout:drain")},
@@ -75,18 +79,18 @@ SERVICES: Table = {
     ),
 }
 EVALUATION: Table = {
-    "evaluate": ("score a policy on the evaluation sets", "evaluation.commands:evaluate"),
+    "evaluate": ("score a policy on the evaluation sets", "evaluation.evaluate:evaluate"),
     "diagnose": (
         "say whether a task and a model can tell methods apart",
-        "evaluation.commands:diagnose",
+        "evaluation.diagnose:diagnose",
     ),
-    "compare": ("paired test between two evaluations", "evaluation.commands:compare"),
-    "table": ("compare methods over several seeds", "evaluation.commands:table"),
+    "compare": ("paired test between two evaluations", "evaluation.evaluate:compare"),
+    "table": ("compare methods over several seeds", "evaluation.table:table"),
     "matrix": (
         "evaluate models on public data sets, asked in several ways",
-        "evaluation.commands:matrix",
+        "evaluation.matrix:matrix",
     ),
-    "chat": ("ask the agent a question and watch its turns", "evaluation.commands:chat"),
+    "chat": ("ask the agent a question and watch its turns", "evaluation.chat:chat"),
 }
 RESULTS: Table = {
     "status": ("show what a run and its services are doing", "results.status:status"),

@@ -39,12 +39,12 @@ class Machine:
     """Machine that a run has to fit into, or several of a kind."""
 
     gpu_bytes: float | None
-    """Of one GPU; None: the run is on the CPU."""
+    """Bytes of one GPU; None: the run is on the CPU."""
     memory_bytes: float | None
-    """What the run may take of a machine; None: it is not known."""
+    """Bytes that the run may take of a machine; None: not known."""
     disk_bytes: float | None
     gpus: int = 1
-    """Of one machine."""
+    """GPUs of one machine."""
     boxes: int = 1
     """Machines. GPUs are counted through all of them: 0 to 7 are the first of eight's."""
 
@@ -54,7 +54,7 @@ class Load:
     """Load of some GPUs, the same on each, or of a machine's memory."""
 
     name: str
-    """Of the GPUs or the machine."""
+    """Name of the GPUs or the machine."""
     parts: tuple[Part, ...]
 
     @property

@@ -50,7 +50,7 @@ EXAMPLE_SCRIPTS = {
     "convert.py": "repacked --data FOLDER --out {data}",
     "prepare.py": "KIND --source FILE --out {file}",
 }
-"""What makes the folder `data` of an example, with its arguments."""
+"""Scripts that make the folder `data` of an example, with their arguments."""
 
 
 def check_model(path: str, key: str = "model.path") -> str | None:

@@ -33,25 +33,27 @@ MASTER = FLOAT
 LIVE = 1_000_000_000
 """Most values that ZeRO-3 keeps gathered, its `stage3_max_live_parameters`."""
 CUDA, NCCL, FRAGMENTS = 1.5e9, 1e9, 0.05
-"""On a GPU, of a process: context, kernels and workspaces; communication between several; and the
-share of everything else that freed memory leaves unusable. Never measured here."""
+"""Memory of a process on a GPU: context, kernels and workspaces; communication between several; and
+the share of everything else that freed memory leaves unusable. Never measured here."""
 OUTSIDE = "CUDA, NCCL"
 """The part that torch's allocator, and `engine.gpu_memory_share`, does not count."""
 ENGINE = 3e9
-"""What an engine computes in on a GPU: context, graphs, a step's activations. Never measured."""
+"""Memory that an engine computes in on a GPU: context, graphs, a step's activations. Never
+measured."""
 PROCESS = 4e9
 """Memory of the machine that a process with a GPU takes for its libraries. Never measured."""
 CPU_BUFFERS = 60e6
-"""What torch and oneDNN allocate for themselves at their first step on a CPU, and ZeRO again."""
+"""Memory that torch and oneDNN allocate for themselves at their first step on a CPU, and ZeRO
+again."""
 KEPT_SHARE, KEPT_LAYERS = 0.5, 2.0
-"""What the C library of a CPU keeps of freed activations, as was measured: a share of them, and of
-what one layer keeps (docs/benchmarks.md)."""
+"""Memory that the C library of a CPU keeps of freed activations, as was measured: a share of them,
+and of what one layer keeps (docs/benchmarks.md)."""
 
 SIZES = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     "vocab_size",
 )
-"""Of a model's config.json, that every model has."""
+"""Keys of a model's config.json that every model has."""
 LONGEST_REASON = 200
 """Letters of what transformers says of a file; more is advice for other versions of it."""
 

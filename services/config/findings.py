@@ -17,11 +17,11 @@ class Check:
 
     name: str
     found: str
-    """What is there, in a few words."""
+    """Finding, in a few words."""
     problems: Sequence[str] = ()
-    """What keeps a command from working: value, limit and remedy."""
+    """Problems that keep a command from working: value, limit and remedy."""
     notes: Sequence[str] = ()
-    """What may be wrong, and stops nothing."""
+    """Notes on what may be wrong, and stops nothing."""
     here: bool = True
     """The problems are those of this machine; False: of the configuration, wherever it is used."""
 
@@ -42,7 +42,8 @@ class Findings:
 
     checks: list[Check] = field(default_factory=list)
     specs: dict[str, ToolSpec] = field(default_factory=dict)
-    """What the tools say of themselves, by name, as far as that is known without serving them."""
+    """Specs that the tools give of themselves, by name, as far as they are known without serving
+    them."""
 
     @property
     def problems(self) -> list[str]:

@@ -22,7 +22,7 @@ from agent_r1.setup.gpu_probe import Probe, probe
 LEAST_BFLOAT16 = (8, 0)
 """vLLM refuses bfloat16 on older GPUs."""
 HIDDEN = ("", "-1")
-"""What CUDA_VISIBLE_DEVICES is where a user wants the CPU."""
+"""Values of CUDA_VISIBLE_DEVICES where a user wants the CPU."""
 NO_DRIVER_REMEDY = f"{INSTALL_DRIVER}, or run `agent-r1 setup cpu` in a new environment"
 SET_UP_GPU = "run `make setup-gpu` (without a clone: `agent-r1 setup gpu`)"
 REMEDIES = {
@@ -32,7 +32,7 @@ REMEDIES = {
     "triton": "see the lines on driver and C compiler, and that the folders of TMPDIR and "
     "TRITON_CACHE_DIR (~/.triton) can be written",
 }
-"""By the stage of the probe that failed."""
+"""Remedies by the stage of the probe that failed."""
 
 
 def check_gpus() -> Iterator[Check]:

@@ -45,7 +45,7 @@ SANDBOXED = ("python_exec", "code_tests")
 STATE_BYTES = 16
 """Bytes of a checkpoint for each weight: float32 weights, AdamW's two moments, the model."""
 WIDEST_VALUE_BYTES = 4
-"""Of a weight in the model's files."""
+"""Most bytes of a weight in the model's files."""
 
 
 def check_machine(

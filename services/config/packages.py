@@ -12,9 +12,9 @@ from collections.abc import Iterable
 
 LEARNER = ("deepspeed", "torch", "transformers")
 TOOLS = ("mcp", "transformers")
-"""Of tools and reward, and for prompts in tokens."""
+"""Packages of tools and reward, and for prompts in tokens."""
 PEFT = "peft"
-"""Of the learner, where it trains adapters."""
+"""Package of the learner, where it trains adapters."""
 FLASH_ATTENTION = ("flash_attn", "kernels")
 """Either is enough for transformers: the package, or what fetches a build of it from the hub."""
 WHOLE_RUN = (*LEARNER, "mcp", "vllm")

@@ -76,8 +76,8 @@ class PlacementConfig(StrictConfig):
     restart_window_s: PositiveFloat = 1800.0
     """Deaths older than this are forgotten, in seconds."""
     metrics_server: ListenConfig = ListenConfig()
-    """Where the launcher listens: its `GET /metrics`, and `GET /targets`, by which Prometheus finds
-    every service of the run."""
+    """Address at which the launcher listens: for its `GET /metrics`, and `GET /targets`, by which
+    Prometheus finds every service of the run."""
 
     @property
     def num_rollout_servers(self) -> int:
@@ -102,20 +102,22 @@ class RayConfig(StrictConfig):
     max_rollout_replicas: PositiveInt | None = None
     """Most rollout servers; None never adds any."""
     samples_per_server: PositiveFloat = 64.0
-    """With `max_rollout_replicas`: servers are added while there are more samples than this for
-    each, and removed while fewer would do. Samples count while they wait and while they run."""
+    """Samples for each server with `max_rollout_replicas`: servers are added while there are more
+    than this for each, and removed while fewer would do. Samples count while they wait and while
+    they run."""
     tool_replicas: PositiveInt = 1
     """Instances of each tool; with 2, one serves while the other is replaced."""
     reward_replicas: PositiveInt = 1
     """Reward workers."""
     rollout_resources: Resources = {"CPU": 1.0}
-    """Of one rollout server; "GPU" is `rollout.tensor_parallel_size` where there are GPUs."""
+    """Resources of one rollout server; "GPU" is `rollout.tensor_parallel_size` where there are
+    GPUs."""
     rank_resources: Resources = {"CPU": 1.0}
-    """Of one learner rank; "GPU" is 1 where there are GPUs."""
+    """Resources of one learner rank; "GPU" is 1 where there are GPUs."""
     tool_resources: Resources = {"CPU": 0.5}
-    """Of one instance of a tool."""
+    """Resources of one instance of a tool."""
     reward_resources: Resources = {"CPU": 0.5}
-    """Of one reward worker."""
+    """Resources of one reward worker."""
     stop_timeout_s: PositiveFloat = 60.0
     """Time a replica gets to give back its samples, or to finish its calls, and a rank to write a
     checkpoint, in seconds; then it is killed."""

@@ -64,7 +64,7 @@ class ProbeRequest(StrictConfig):
     functions: dict[str, str]
     """The user's own estimator and loss for the learner, as `module:name`, by key."""
     advantage_parameters: dict[str, Any] = {}
-    """Of the user's own estimator."""
+    """Parameters of the user's own estimator."""
     drops_equal_groups: bool = False
     """`learner.drop_equal_groups`, for the user's own loss."""
     task: Task | None
@@ -76,9 +76,9 @@ class ProbeRequest(StrictConfig):
     samples: bool
     """The model is to be sampled from (it is not in the warm start)."""
     machine: bool
-    """Also check what depends on this machine."""
+    """Whether what depends on this machine is checked too."""
     memory: bool
-    """Also check whether an engine fits in its memory."""
+    """Whether it is checked too that an engine fits in its memory."""
     skip: list[str] = []
     """Parts that ended an earlier probe."""
 
@@ -90,7 +90,7 @@ class Report(StrictMessage):
     text: str = ""
     """Name of the part that begins, a problem, or a remark."""
     spec: ToolSpec | None = None
-    """What a tool says of itself."""
+    """Spec that a tool gives of itself."""
 
 
 Part = Callable[[], Iterator[Report]]

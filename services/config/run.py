@@ -102,7 +102,7 @@ class Config(StrictConfig):
     run: RunConfig = RunConfig()
     model: ModelConfig
     data: DataConfig | None = None
-    """Needed for training."""
+    """Prompts; needed for training."""
     env: EnvConfig = EnvConfig()
     tools: dict[str, AnyToolConfig] = {}
     reward: RewardConfig = RewardConfig()
@@ -116,15 +116,15 @@ class Config(StrictConfig):
     evaluation: EvaluationConfig = EvaluationConfig()
     diagnose: DiagnoseConfig = DiagnoseConfig()
     sft: SftConfig | None = None
-    """Needed for `agent-r1 sft`."""
+    """Warm start; needed for `agent-r1 sft`."""
     train_reward: TrainRewardConfig | None = None
-    """Needed for `agent-r1 train-reward`."""
+    """Reward model to train; needed for `agent-r1 train-reward`."""
     episodes: EpisodesConfig = EpisodesConfig()
     agent: AgentConfig | None = None
     """An agent that is trained as it is, in place of the loop of `[env]`."""
 
     @model_validator(mode="after")
-    def _check_tables(self) -> Self:
+    def _check_names(self) -> Self:
         for name in sorted(RESERVED_NAMES & self.tools.keys()):
             raise ValueError(
                 f"[tools.{name}] has the name of another service (taken are "
@@ -149,12 +149,20 @@ class Config(StrictConfig):
                 f"evaluation.score ({score!r}) is none of {measured}, which alone are measured; "
                 f"name one of them, or {advice}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_turns_fit(self) -> Self:
         if self.env.max_tokens_per_turn >= self.model.max_context:
             raise ValueError(
                 f"env.max_tokens_per_turn ({self.env.max_tokens_per_turn}) must be smaller than "
                 f"model.max_context ({self.model.max_context}), which holds the prompt as well; "
                 "lower it or raise model.max_context"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_deterministic(self) -> Self:
         replicas = self.placement.num_rollout_servers
         if self.run.deterministic and (self.learner.max_staleness > 0 or replicas > 1):
             raise ValueError(
@@ -163,6 +171,11 @@ class Config(StrictConfig):
                 f"{replicas}): otherwise timing decides which weights sample what; "
                 "change them or set deterministic = false"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_collective(self) -> Self:
+        replicas = self.placement.num_rollout_servers
         sends = self.learner.transport == "collective"
         backend = self.learner.collective_backend if sends else "gloo"
         if backend != "gloo" and self.engine.device == "cpu":
@@ -182,6 +195,11 @@ class Config(StrictConfig):
                 f"{replicas}: torch counts one receiver of a GPU's memory; set gloo or nccl, or "
                 "lower placement.rollout_replicas"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_rollout_servers(self) -> Self:
+        replicas = self.placement.num_rollout_servers
         if replicas > 1 and self.rollout.port != 0:
             raise ValueError(
                 f"rollout.port ({self.rollout.port}) must be 0 with {replicas} rollout "
@@ -242,7 +260,7 @@ class Config(StrictConfig):
         if self.agent is not None and self.agent.url is None:
             listen = self.agent.service.model_dump()
             served[AGENTS] = ToolConfig(
-                type=AGENTS,
+                type="attached_agents" if self.agent.attached else AGENTS,
                 settings=self.agent.service_settings(),
                 session_expiry_s=self.agent.timeout_s,
                 **listen,

@@ -61,7 +61,7 @@ class Setting:
     key: Key
     value: Any
     source: str
-    """Where it was written, in words."""
+    """Place where it was written, in words."""
     base: Path
     """Folder that relative paths are resolved against."""
 

@@ -16,7 +16,8 @@ from agent_r1.runtime.user_code import new_code_name
 Key = tuple[str, ...]
 
 CONFIG_VERSION: Final = 2
-"""Of the keys and what they mean. A later one is refused: this release would read it wrongly."""
+"""Version of the keys and what they mean. A later one is refused: this release would read it
+wrongly."""
 
 _ENGINES = {
     "learner": ("engine",),

@@ -26,9 +26,9 @@ from agent_r1_proto.tasks import ChatMessage, Task
 from agent_r1_proto.trajectory import ANSWERED, Probe, Status, Trajectory
 
 Key = tuple[str, str, int]
-"""Set and id of a question, and the number of the attempt at it."""
+"""Key of an answer: set and id of the question, and the number of the attempt at it."""
 Facts = Mapping[str, JsonValue]
-"""What was asked of whom, by dotted name: `method`, `policy`, `sets.hotpotqa`, `env.max_turns`."""
+"""Facts of an evaluation, by dotted name: `method`, `policy`, `sets.hotpotqa`, `env.max_turns`."""
 COMPONENTS = "reward.components"
 
 MAX_SHOWN_CHARS = 80
@@ -65,17 +65,17 @@ class Candidate(Message):
     """One turn that might have been taken, and what came of it."""
 
     turn: ScoreTurn
-    """As it is written: its calls are not run."""
+    """Text of the turn; its calls are not run."""
     calls: bool
-    """It calls a tool."""
+    """Whether it calls a tool."""
     sample: int | None
-    """Which of the candidates wrote it first; None where only the greedy turn is it."""
+    """Number of the candidate that wrote it first; None where only the greedy turn is it."""
     greedy: bool
-    """It is the greedy turn."""
+    """Whether it is the greedy turn."""
     logprob: float
     """Natural-log probability of all its tokens, at the sampling temperature."""
     value: float | None = None
-    """What the scorer says of it; None where nothing is scored."""
+    """Value that the scorer gives it; None where nothing is scored."""
     outcomes: Annotated[list[float], Field(min_length=1)]
     """Reward of each continuation; one value where the turn calls nothing."""
 
@@ -89,11 +89,11 @@ class Place(Message):
     """A state that an interaction came to, and what may follow."""
 
     turns: list[ScoreTurn]
-    """That lead there."""
+    """Turns that lead there."""
     greedy_logprob: float | None = None
-    """Of the greedy turn at temperature 1; None in files of before."""
+    """Natural-log probability of the greedy turn at temperature 1; None in older files."""
     candidates: list[Candidate]
-    """Those that differ, at least two."""
+    """Candidates that differ, at least two."""
 
 
 class Answer(Message):
@@ -103,7 +103,7 @@ class Answer(Message):
     set: str
     id: str
     attempt: int = 0
-    """Which of the answers to the question this is, from 0."""
+    """Number of the answer to the question, from 0."""
     type: str | None = None
     """`metadata.type` of the task; None without one."""
     hops: str | None = None
@@ -116,11 +116,11 @@ class Answer(Message):
     answers: list[JsonValue] | None = None
     """Gold answers: `payload.answers`; None without them."""
     failed: bool
-    """No scored answer, by an outage; such a question counts in no mean."""
+    """Whether an outage left it without a scored answer; such a question counts in no mean."""
     status: Status | None = None
     """COMPLETED or TRUNCATED; None when nothing came back."""
     reason: str = ""
-    """Why it ended."""
+    """Reason of its end."""
     prediction: str | None = None
     """The answer that was scored; None when the last turn gives none."""
     em: float | None = None
@@ -130,7 +130,7 @@ class Answer(Message):
     reward: float | None = None
     """Outcome reward, by the configured rule and weights."""
     components: dict[str, float] = {}
-    """Every reward component that was measured, by name, unweighted."""
+    """Reward components that were measured, by name, unweighted."""
     component_tokens: dict[str, int] = {}
     """Tokens that language models read and wrote for reward components, by the component."""
     num_turns: int = 0
@@ -140,25 +140,27 @@ class Answer(Message):
     """Tokens sampled for the answer, those of discarded branches included; None in files of older
     versions, as is the next one."""
     seconds: float | None = None
-    """From the first turn to the end, tool calls included, beside the other questions in flight."""
+    """Time from the first turn to the end, tool calls included, beside the other questions in
+    flight."""
     scorer_tokens: int | None = None
-    """With `--decode`: tokens that the scorer's model read and wrote."""
+    """Tokens that the scorer's model read and wrote, with `--decode`."""
     scores: int | None = None
-    """With `--decode`: branches about which the scorer was asked."""
+    """Branches about which the scorer was asked, with `--decode`."""
     places: int | None = None
-    """With a search turn by turn: states in which it had at least two different candidates; None in
-    files of older versions."""
+    """States in which a search turn by turn had at least two different candidates; None in files of
+    older versions."""
     discarded_calls: int | None = None
-    """With `--decode`: calls that tools answered to branches that were not chosen."""
+    """Calls that tools answered to branches that were not chosen, with `--decode`."""
     replayed_calls: int | None = None
-    """With `--decode`: calls made once more, to give a branch the state of a tool."""
+    """Calls made once more to give a branch the state of a tool, with `--decode`."""
     place: Place | None = None
-    """With `--decode-continuations`: where the interaction was continued after each candidate."""
+    """State in which the interaction was continued after each candidate, with
+    `--decode-continuations`."""
     policy_versions: list[int] = []
     seed: int | None = None
     """Seed of the first turn's sampler."""
     retrieval: Retrieved | None = None
-    """Only with `naive_rag`; counts neither in `num_calls` nor in `calls`."""
+    """Retrieval of `naive_rag`; counts neither in `num_calls` nor in `calls`."""
     turns: list[TurnLine] = []
 
     @computed_field
@@ -368,9 +370,9 @@ class ResultFile:
     def __init__(self, out: Path, facts: Facts, *, overwrite: bool = False) -> None:
         self.out = out
         self.notes: list[str] = []
-        """What the user should know about the file that was found."""
+        """Notes for the user about the file that was found."""
         self.answers: dict[Key, Answer] = {}
-        """What the file has, by set and id."""
+        """Answers of the file, by set and id."""
         out.parent.mkdir(parents=True, exist_ok=True)
         if overwrite:
             for path in (out, meta_file(out), summary_file(out)):

@@ -24,7 +24,7 @@ MEASURES = ("em", "f1", "substring_match", "reward", "num_calls")
 BY_ANOTHER_NAME = ("exact_match", "f1", "substring_match")
 """Components that `MEASURES` has."""
 CALLS = "calls/"
-"""Before the name of a tool: the calls that it answered."""
+"""Beginning of a measure: the calls that a tool answered, whose name follows."""
 FLIPS_SHOWN = 20
 """Most questions that are printed of those that one of the two answered better."""
 QUESTION_CHARS = 60
@@ -66,9 +66,9 @@ class GroupComparison:
     """Common questions that failed in the first file; they count nowhere else."""
     failed_b: int
     measures: dict[str, MeasureComparison]
-    """By name; without those that no question has in both files."""
+    """Measures by name, without those that no question has in both files."""
     mcnemar: McNemar | None
-    """None where exact match is not scored."""
+    """Test of exact match; None where that is not scored."""
 
 
 @dataclass(frozen=True)

@@ -14,25 +14,26 @@ SEARCH_TOOL = "search"
 """Name of the tool that `naive_rag` asks."""
 
 Method = Literal["agent", "base_tool_call", "naive_rag"]
-"""How questions are answered: a policy with its tools; the same with the model that the
-configuration names; one retrieval with the question, then one turn."""
+"""Method of answering: a policy with its tools; the same with the model that the configuration
+names; one retrieval with the question, then one turn."""
 
 
 class QuestioningConfig(StrictConfig):
     """Settings for asking questions; `config/run.py` fills it from `[evaluation]`, `[learner]`."""
 
     method: Method = "agent"
-    """How questions are answered."""
+    """Method of answering."""
     temperature: Temperature = 0.0
     """Sampling temperature; 0.0 is greedy."""
     seed: int = 0
-    """Each question's sampling seed derives from it, from the set's name and from the task's id."""
+    """Seed from which each question's sampling seed derives, with the set's name and the task's
+    id."""
     attempts: Annotated[int, Field(ge=1)] = 1
     """Answers sampled for each question."""
     greedy_first: bool = False
     """The first of several answers is greedy."""
     decoding: Decoding | None = None
-    """How each answer is chosen among several branches; None samples one."""
+    """Search for each answer among several branches; None samples one."""
     max_turns: Annotated[int, Field(ge=1)] | None = None
     """Overrides `env.max_turns`; None leaves it. `naive_rag` always has one turn."""
     max_questions: Annotated[int, Field(ge=1)] | None = None

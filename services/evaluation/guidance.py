@@ -25,9 +25,10 @@ from agent_r1.runtime.tilting import Proposal, tilted
 from agent_r1_proto.messages import Message
 
 LEAST_AUC = 0.6
-"""Below it, a scorer does not lead a search."""
+"""Lowest AUC with which a scorer leads a search."""
 LEAST_PLACES = 100
-"""With fewer, nothing is fitted: the best of so many settings would be one by chance."""
+"""Fewest places from which something is fitted: with fewer, the best of so many settings would be
+one by chance."""
 BETAS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 ANSWER_BIASES = (0.0, -0.5, -1.0, -1.5, -2.0, -3.0, 1.0)
 BRANCH_BELOW = (0.5, 0.9, None)
@@ -59,7 +60,7 @@ class Guidance(Message):
     sigma: float
     """Spread of what it does not see, without that of the continuations themselves."""
     temperature: float
-    """At which candidates were sampled."""
+    """Temperature at which candidates were sampled."""
     candidates: Annotated[int, Field(ge=0)]
     """Best number beside the greedy turn; 0 is greedy."""
     beta: float
@@ -70,7 +71,8 @@ class Guidance(Message):
     """Mean reward of the turn that is taken minus that of the greedy one. Measured in each half of
     the states with the setting that is best in the other half."""
     lead: Interval = (0.0, 0.0, 0.0)
-    """Of the gain, what the scorer adds: the best search minus the best one that asks no scorer."""
+    """Part of the gain that the scorer adds: the best search minus the best one that asks no
+    scorer."""
 
     @property
     def useful_width(self) -> float:

@@ -43,7 +43,7 @@ RIGHT = ("math_equal", "all_tests_passed", "exact_match")
 """Reward components that are 1.0 for a right answer; the first one that an answer has decides.
 Exact match comes last: it is the default, and the others are asked for."""
 NO_CALLS = Estimate(0.0, 0.0, 0.0)
-"""Of a tool that answered no call."""
+"""Numbers of a tool that answered no call."""
 RECORDED_FACTS = ("method", "policy", "seed", "temperature", "top_k", "decoding.method")
 
 
@@ -56,15 +56,15 @@ class GroupScores:
     failed: int
     """Answers that were not."""
     measures: dict[str, Estimate | None]
-    """Every name of `MEASURES`; None where no line has it."""
+    """Estimates by every name of `MEASURES`; None where no line has it."""
     components: dict[str, Estimate]
-    """Every reward component by name."""
+    """Estimates of the reward components, by name."""
     calls: dict[str, Estimate]
     """Calls that a tool answered, by the tool's name: of every tool that answered one."""
     pass_at: dict[str, Estimate]
-    """By k: the chance that one of k answers to a question is right; empty with one attempt."""
+    """Chance that one of k answers to a question is right, by k; empty with one attempt."""
     pass_all: dict[str, Estimate]
-    """By k: the chance that each of k answers is (pass^k)."""
+    """Chance that each of k answers is right, by k (pass^k)."""
     chosen: dict[str, Estimate]
     """Share of right answers after one of each question's has been chosen: `majority` takes the
     most frequent, and the name of a component that answer which it scores highest (best of n)."""
@@ -81,9 +81,9 @@ class SetSummary(GroupScores):
     """Scores of one set, and of its types and numbers of hops."""
 
     types: dict[str, GroupScores] = field(default_factory=dict)
-    """By `metadata.type`; questions without one are in none."""
+    """Scores by `metadata.type`; questions without one are in none."""
     hops: dict[str, GroupScores] = field(default_factory=dict)
-    """By `metadata.hops`; questions without one are in none."""
+    """Scores by `metadata.hops`; questions without one are in none."""
 
     def record(self) -> dict[str, Any]:
         """Return the scores as JSON values."""

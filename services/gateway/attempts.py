@@ -277,6 +277,8 @@ def _outcome(session: AgentSession, over: AttemptEnded) -> tuple[Status, str]:
     end = over.end
     if end is None:
         return "FAILED", over.outage
+    if end.exit == "lost":
+        return "FAILED", f"agent_lost: {end.error}"
     if session.fault:
         return "FAILED", session.fault
     if not any(turn.token_ids for turn in session.forest.turns):

@@ -27,7 +27,7 @@ from agent_r1_proto.redis_trouble import close_client, find_trouble
 
 PING_TIMEOUT_S = 2.0
 WAIT_S = 10.0
-"""How long a configured Redis may stay silent when a run starts."""
+"""Time for which a configured Redis may stay silent when a run starts."""
 POLL_S = 0.2
 STOP_RANK = 9
 

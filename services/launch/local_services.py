@@ -117,13 +117,13 @@ class LocalServices:
         self._token_file = self._state_dir / TOKEN_FILE
         write_token(config.run, self._token_file)
         self.redis_url = ""
-        """Set once Redis answers."""
+        """URL of Redis, set once it answers."""
         self.holds_run_id = False
         """Whether the run's keys in Redis belong to these services."""
         self.tool_urls: dict[str, str] = {}
-        """Of the tools that were started, by name; set once they are up."""
+        """URLs of the tools that were started, by name; set once they are up."""
         self.reward_url = ""
-        """Set once the reward service is up."""
+        """URL of the reward service, set once it is up."""
         placement = config.placement
         self.supervisor = Supervisor(
             folder / LOGS_DIR,

@@ -51,7 +51,7 @@ from agent_r1.runtime.files.run_folder import (
 )
 
 LOG_STEPS = 10
-"""Without a terminal, every so many steps are a line."""
+"""Steps between two lines where there is no terminal."""
 
 Client = Callable[[Config], Coroutine[Any, Any, None]]
 
@@ -61,7 +61,7 @@ class TableRun:
     """One training run of a table."""
 
     label: str
-    """As the user sees it: `PPO seed 0`."""
+    """Name for the user: `PPO seed 0`."""
     folder: Path
     config: Config
 

@@ -25,7 +25,7 @@ PERIOD_S = 1.0
 PATIENCE_S = 3.0
 """A condition that is over sooner is not worth a line: a process that was busy for a moment."""
 Found = dict[str, tuple[str, str]]
-"""What is wrong and what can be done, by kind."""
+"""Troubles by kind: what is wrong, and what can be done."""
 
 
 class Watch:
@@ -44,7 +44,7 @@ class Watch:
         self._key = Keys(run_id).probe
         self._conditions = Conditions("launcher", note)
         self._since: dict[str, float] = {}
-        """When each kind was found first, of those that are found now."""
+        """Time when each kind was found first, of those that are found now."""
 
     async def watch_forever(self) -> None:
         """Look until cancelled."""

@@ -16,7 +16,7 @@ from agent_r1.runtime.exit_status import ERROR_PREFIX, NOTICE_PREFIX
 from agent_r1.runtime.memory import oom_kills
 
 AFTER_THE_ERROR = re.compile(r"^(Exception ignored in|\S+:\d+: \w*Warning: )", re.MULTILINE)
-"""What Python prints of its own, while it ends, after the error message."""
+"""Lines that Python prints of its own, while it ends, after the error message."""
 HEALTH_TIMEOUT_S = 2.0
 TAIL_LINES = 15
 
@@ -56,7 +56,7 @@ class ServiceSpec:
     name: str
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Set on top of the supervisor's environment."""
+    """Variables that are set on top of the supervisor's environment."""
     cores: Sequence[int] = ()
     """Cores it may run on; empty: all."""
     gpus: Sequence[int] = ()
@@ -66,7 +66,7 @@ class ServiceSpec:
     """Folder where the service writes `{name}.json` once it is bound; None: it announces nothing
     and counts as up when `probe` says so."""
     probe: Callable[[str], Awaitable[bool]] | None = is_healthy
-    """Says whether the service at a URL ("" without announcement) is up; None asks nothing."""
+    """Test whether the service at a URL ("" without announcement) is up; None asks nothing."""
     restart_command: Sequence[str] | None = None
     """Command of a restart; None is `command`."""
     port_variable: str | None = None
@@ -98,12 +98,12 @@ class ServiceProcess:
     url: str = ""
     port: int | None = None
     deaths: deque[float] = field(default_factory=deque)
-    """When it died: within the window, and since the last death that is explained."""
+    """Times of its deaths: within the window, and since the last death that is explained."""
     explained: int = 0
     """Deaths of services that were explained when it died last."""
     restart_asked: bool = False
     oom_kills: int | None = None
-    """Of the machine, when the process of the moment was started."""
+    """Number of the machine's out-of-memory kills when the process of the moment was started."""
     num_starts: int = 0
     up: bool = False
     finished: asyncio.Event = field(default_factory=asyncio.Event)

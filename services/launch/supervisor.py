@@ -65,9 +65,9 @@ class ServiceState:
     name: str
     up: bool
     starts: int
-    """How often it was started."""
+    """Number of its starts."""
     url: str
-    """Where it answers; "" where it has no routes, or is not up yet."""
+    """URL at which it answers; "" where it has no routes, or is not up yet."""
 
 
 class Supervisor:
@@ -103,7 +103,7 @@ class Supervisor:
         self._services: dict[str, ServiceProcess] = {}
         self._expected: list[str] = []
         self._turns: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """Of each GPU: held by the service that is starting on it."""
+        """Lock of each GPU, held by the service that is starting on it."""
         self._watchers: list[asyncio.Task[None]] = []
         self._stopping = False
         self._outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()

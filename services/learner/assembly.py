@@ -39,7 +39,7 @@ from agent_r1_proto.streams import Broker
 logger = logging.getLogger(__name__)
 
 NAME = "learner"
-"""Of the one consumer of LEARNER_GROUP."""
+"""Name of the one consumer of LEARNER_GROUP."""
 
 
 @dataclass(frozen=True)

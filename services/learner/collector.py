@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 READ_COUNT = 64
 READ_BLOCK_S = 5.0
 WATCH_PERIOD_S = 0.5
-"""How often overdue samples, Redis and queue depths are looked at."""
+"""Time between two looks at overdue samples, Redis and queue depths."""
 WAIT_TICK_S = 0.5
 CONTACT_GRACE_S = 5.0
 """Redis that has not answered for so long is away; that time does not count as a stall."""

@@ -38,7 +38,7 @@ IMPORTANCE_CAP = 2.0
 
 
 STORE_SCHEMES = ("s3", "gs", "az", "file")
-"""Of URLs of object stores."""
+"""Schemes of URLs of object stores."""
 
 
 def store_url_problem(url: str) -> str | None:
@@ -65,16 +65,16 @@ class DataConfig(StrictConfig):
     train: Annotated[list[DataSource], Field(min_length=1)]
     """Files of tasks, or data sets on the hub, read in this order: each a text or a table."""
     shuffle: bool = True
-    """Each epoch goes through the prompts in a new order."""
+    """Whether each epoch goes through the prompts in a new order."""
     seed: int | None = None
-    """Seeds that order; None is `run.seed`."""
+    """Seed of that order; None is `run.seed`."""
     max_prompt_tokens: PositiveInt | None = None
     """Most tokens of a prompt, as the chat template renders it with the system message and without
     the tools' descriptions. None: prompts are not measured, and one that fills `model.max_context`
     ends its trajectories as TRUNCATED."""
     over_long: Literal["refuse", "drop"] = "refuse"
-    """What becomes of a longer prompt. `refuse`: nothing starts, and the message names file and
-    line. `drop`: it is left out, and the learner's log has the number of those."""
+    """Treatment of a longer prompt. `refuse`: nothing starts, and the message names file and line.
+    `drop`: it is left out, and the learner's log has the number of those."""
 
 
 class EvaluationConfig(StrictConfig):
@@ -97,7 +97,7 @@ class EvaluationConfig(StrictConfig):
     timeout_s: PositiveFloat = 1800.0
     """Longest one evaluation may take, in seconds."""
     score: str = "reward"
-    """What `patience` and `learner.keep_best` compare: `reward`, or a component that
+    """Score that `patience` and `learner.keep_best` compare: `reward`, or a component that
     `reward.components` names, also with weight 0.0; its mean over the sets."""
     patience: PositiveInt | None = None
     """Training ends when so many evaluations in a row are no better than the best one before them,
@@ -135,7 +135,8 @@ class EngineConfig(StrictConfig):
     lr: PositiveFloat = 1e-6
     """Learning rate after warm-up."""
     lr_schedule: Literal["constant", "cosine", "linear"] = "constant"
-    """What follows the warm-up; cosine and linear fall to `min_lr_ratio` at the last step."""
+    """Schedule of the learning rate after the warm-up; cosine and linear fall to `min_lr_ratio` at
+    the last step."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Optimizer steps over which the learning rate rises linearly from 0."""
     min_lr_ratio: Share = 0.0
@@ -146,18 +147,18 @@ class EngineConfig(StrictConfig):
     )
     """AdamW's decay rates of the two moments."""
     adam_eps: PositiveFloat = 1e-8
-    """Added to AdamW's denominator."""
+    """Constant that is added to AdamW's denominator."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """AdamW's weight decay, applied to matrices only (no norms, no biases)."""
     max_grad_norm: PositiveFloat = 1.0
-    """Gradients with a larger norm (over all ranks) are scaled down to it."""
+    """Largest norm of the gradients (over all ranks); larger ones are scaled down to it."""
 
     max_tokens_per_microbatch: PositiveInt = 16384
     """Most tokens that one forward pass computes on one rank, padding included. The first key to
     lower when memory runs out. A longer trajectory gets a pass of its own."""
     max_padding_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Without `share_prefixes` and `packing`, a micro-batch takes no trajectory that would make
-    more than this share of it padding."""
+    """Largest share of a micro-batch that may be padding, where neither `share_prefixes` nor
+    `packing` is on; a trajectory that would make more goes elsewhere."""
     share_prefixes: bool | None = None
     """Compute a prefix shared by trajectories of a micro-batch only once. Needs `model.attention =
     "sdpa"` and layers that look back at all tokens, and on GPUs, where torch's FlexAttention does
@@ -253,29 +254,31 @@ class LearnerConfig(ObjectiveConfig):
     set, ends with the status "finished_with_losses" and exit status 3."""
 
     transport: TransportName = "file"
-    """How weights reach the rollout servers. `file`: through `weights_dir`, a folder that all see
-    under the same path. `http`: servers pull them from the learner, and from each other.
+    """Transport of the weights to the rollout servers. `file`: through `weights_dir`, a folder that
+    all see under the same path. `http`: servers pull them from the learner, and from each other.
     `collective`: the learner sends them from its memory to all servers at once, over links of at
     least 10 Mbit/s."""
     server: ListenConfig = ListenConfig()
-    """Where the learner listens: for `GET /metrics`, for services that join the run, and with
-    transport = "http" for pulls of weights. With "collective", its address is also that of the
+    """Address at which the learner listens: for `GET /metrics`, for services that join the run, and
+    with transport = "http" for pulls of weights. With "collective", its address is also that of the
     store in which servers meet."""
     collective_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """With transport = "collective": where servers meet the learner, on the address of `server`; 0
-    takes a free port. The transfer itself takes free ports, and none of them asks who comes."""
+    """Port on the address of `server` at which servers meet the learner, with transport =
+    "collective"; 0 takes a free one. The transfer itself takes free ports, and none of them asks
+    who comes."""
     collective_backend: Backend = "gloo"
-    """With transport = "collective": gloo sends from host memory to host memory. nccl sends from
-    GPU to GPU, where the learner and every server have their own, and takes about 0.5 GB of each
-    server's first. ipc is for servers on the learner's GPU, which map a copy of the weights that
-    the learner keeps there. Only gloo has been run; nccl and ipc are written for GPUs."""
+    """Library that sends weights with transport = "collective". gloo sends from host memory to host
+    memory. nccl sends from GPU to GPU, where the learner and every server have their own, and takes
+    about 0.5 GB of each server's first. ipc is for servers on the learner's GPU, which map a copy
+    of the weights that the learner keeps there. Only gloo has been run; nccl and ipc are written
+    for GPUs."""
     push: Literal["dense", "delta"] = "dense"
-    """What servers pull with transport = "http". `delta`: those that hold the version before pull
-    what has changed since, without loss; in bfloat16 that is a small part."""
+    """Form of what servers pull with transport = "http". `delta`: those that hold the version
+    before pull what has changed since, without loss; in bfloat16 that is a small part."""
     dense_every: PositiveInt = 20
-    """With push = "delta": one in this many versions has no delta and is pulled whole."""
+    """Number of versions of which, with push = "delta", one has no delta and is pulled whole."""
     weights_dir: Path | None = None
-    """Where weight versions are written; None is `{run folder}/weights`."""
+    """Folder of the weight versions; None is `{run folder}/weights`."""
     keep_versions: Annotated[int, Field(ge=2)] = 2
     """Published weight versions kept there."""
     push_timeout_s: PositiveFloat = 120.0
@@ -294,13 +297,13 @@ class LearnerConfig(ObjectiveConfig):
     canary_every: PositiveInt = 1
     """Compare every this many pushes."""
     canary_action: Literal["fail", "warn"] = "fail"
-    """What follows a comparison outside the bounds."""
+    """Reaction to a comparison outside the bounds."""
     canary_mean_dlogp: PositiveFloat | None = None
     """Mean |difference| of log-probabilities allowed; None is 2e-5 in float32, 0.05 in bfloat16."""
     canary_fail_factor: PositiveFloat = 3.0
-    """bfloat16: mean |difference| allowed, as a multiple of that at version 0, if it is more."""
+    """Mean |difference| allowed in bfloat16, as a multiple of that at version 0, if it is more."""
     canary_warn_factor: PositiveFloat = 2.0
-    """bfloat16: mean |difference| that is warned of, as a multiple of the one at version 0."""
+    """Mean |difference| that is warned of in bfloat16, as a multiple of that at version 0."""
 
     checkpoint_url: str | None = None
     """Object store that gets a copy of checkpoints and ledger, below `{checkpoint_url}/{run.id}`,
@@ -316,8 +319,8 @@ class LearnerConfig(ObjectiveConfig):
     keep_best: Annotated[int, Field(ge=0)] = 1
     """Checkpoints kept in addition: those with the best evaluations."""
     loggers: list[LoggerName] = ["tensorboard"]
-    """Where the numbers of `metrics.jsonl` go too: `tensorboard` (in the run folder), `wandb`,
-    `mlflow`. See docs/observability.md."""
+    """Further places for the numbers of `metrics.jsonl`: `tensorboard` (in the run folder),
+    `wandb`, `mlflow`. See docs/observability.md."""
     trajectories_per_step: Annotated[int, Field(ge=0)] = 8
     """Trajectories of each batch written to `trajectories/`."""
 
@@ -484,7 +487,7 @@ class TrainRewardConfig(SupervisedConfig):
     """Weight of a loss that ranks the candidates of one state by their mean rewards, beside the
     likelihood of their verdicts; for answers with continuations."""
     question: str = QUESTION
-    """What the model is asked after the dialogue; its answer is yes or no."""
+    """Question to the model after the dialogue; its answer is yes or no."""
     thoughts: bool = True
     """Whether the model reads what the agent thinks (`<think>`). Without, it judges by calls,
     results and the answer, and no claim in a thought persuades it."""

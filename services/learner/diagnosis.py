@@ -39,7 +39,8 @@ class GradientFigures:
     top_share: float
     """Share of the squared length of the trajectories' gradients that lies in one direction."""
     cosine: float
-    """Between the batch's gradients under the configured estimator and under turn-level GAE."""
+    """Cosine between the batch's gradients under the configured estimator and under turn-level
+    GAE."""
 
 
 def gradient_figures(

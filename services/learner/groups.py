@@ -42,7 +42,8 @@ class AcceptResult(StrEnum):
     """The slot was final already, or its group trained or dropped."""
     OLD_INCARNATION = "old_incarnation"
     FOREIGN = "foreign"
-    """Not one of this run's samples: another run id, or a sample index that does not exist."""
+    """Outcome of a result that is not one of this run's samples: another run id, or a sample index
+    that does not exist."""
 
 
 @dataclass
@@ -53,7 +54,8 @@ class Slot:
     attempt: int = 0
     final: bool = False
     result: ScoredTrajectory | None = None
-    """None while not final, and for a final slot without a trajectory to train on."""
+    """Final result; None while there is none, and for a final slot without a trajectory to train
+    on."""
 
 
 @dataclass
@@ -143,7 +145,7 @@ class GroupBuffer:
         self._held = 0
         """Credits of groups that were trained, until the new weights are published."""
         self.on_complete: Callable[[Group], None] = lambda group: None
-        """Called with each group that could be trained on, dropped for equal rewards or not."""
+        """Callback for each group that could be trained on, dropped for equal rewards or not."""
         self._equal_dropped = 0
         """Groups dropped for equal rewards since the last batch was taken."""
 

@@ -15,17 +15,18 @@ from agent_r1_proto.failures import call_error
 from agent_r1_proto.trajectory import ToolCallRecord, Trajectory
 
 Found = dict[str, tuple[str, str]]
-"""What is wrong and what can be done, by kind."""
+"""Troubles by kind: what is wrong, and what can be done."""
 
 BATCHES = 3
 """Batches of groups that are looked at together."""
 FEWEST_GROUPS = 8
 EQUAL_SHARE = 0.95
-"""So many groups whose rewards are all equal are said."""
+"""Share of groups with equal rewards from which on they are reported."""
 EQUAL_SHARE_OVER = 0.8
-"""With fewer it is over: a policy that rarely succeeds does not begin and end all the time."""
+"""Share of groups with equal rewards below which it is over: a policy that rarely succeeds does not
+begin and end all the time."""
 ANY = ""
-"""In the place of a tool's name."""
+"""Stand-in for a tool's name."""
 FEWEST_CALLS = 8
 MOST_CALLS = 64
 """Calls of one tool that are looked at together."""
@@ -59,7 +60,7 @@ class LearningWatch:
         self._groups: deque[frozenset[float]] = deque(maxlen=size)
         """The rewards of each group."""
         self._calls: dict[str, deque[ToolCallRecord]] = {}
-        """By the tool; all calls together by ANY."""
+        """Newest calls by tool; all together by ANY."""
         self._times: dict[str, deque[tuple[str, float]]] = {}
         """Instance and milliseconds of calls, by the tool."""
         self._found: Found = {}

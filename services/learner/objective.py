@@ -72,7 +72,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     # of at most 4 to 8 do equally well in ScaleRL, arXiv:2510.13786.
     "cispo": {"advantage": "grpo", "policy_loss": "cispo", "clip_low": 1.0, "clip_high": 4.0},
 }
-"""What each algorithm sets; a key that a preset does not name has its default."""
+"""Keys that each algorithm sets; one that a preset does not name has its default."""
 
 
 class ObjectiveConfig(StrictConfig):
@@ -96,8 +96,8 @@ class ObjectiveConfig(StrictConfig):
     turn_coef: Annotated[float, Field(ge=0)] = 1.0
     """Weight of a turn's own advantage beside that of its trajectory, for mt_grpo and gigpo."""
     process_rewards: Literal["none", "batch", "trajectory"] = "none"
-    """How process rewards are scaled before the outcome is added: `batch` and `trajectory` divide
-    them by the largest absolute reverse cumulative sum of the batch (as PRIME does) or of each
+    """Scaling of process rewards before the outcome is added: `batch` and `trajectory` divide them
+    by the largest absolute reverse cumulative sum of the batch (as PRIME does) or of each
     trajectory."""
     advantage_mask: bool = True
     """Compute advantages over sampled tokens only; False computes them over every token after the
@@ -119,14 +119,14 @@ class ObjectiveConfig(StrictConfig):
     """Upper bound on the loss of a negative advantage, in units of it; None is no bound. Read by
     policy_loss ppo and gspo."""
     aggregation: Aggregation = "token_mean"
-    """How token losses become one number: token_mean over all trained tokens of the optimizer
+    """Aggregation of token losses: token_mean, the mean over all trained tokens of the optimizer
     batch; sequence_mean, the mean of the trajectories' means; sequence_sum, the mean of their sums;
     fixed_length, the mean of their sums over `fixed_length`."""
     fixed_length: PositiveInt = 1024
     """Length, in tokens, that aggregation `fixed_length` divides by."""
     kl: Literal["none", "loss", "reward"] = "none"
-    """Where the KL to the reference (the configured model) goes; none keeps no reference. In the
-    reward it is taken off each token that the advantage mask leaves."""
+    """Place of the KL to the reference (the configured model): the loss, or the reward, where it is
+    taken off each token that the advantage mask leaves; none keeps no reference."""
     kl_coef: PositiveFloat = 1e-3
     """Weight of that KL."""
     kl_estimator: KlEstimator = "k3"

@@ -18,7 +18,7 @@ from agent_r1.runtime.files.state import check_object, read_object
 
 FINISHED = "finished"
 FINISHED_WITH_LOSSES = "finished_with_losses"
-"""Every step is done, and more was lost than `learner.max_lost_share` allows."""
+"""Status of a run whose steps are done and which lost more than `learner.max_lost_share` allows."""
 INTERRUPTED = "interrupted"
 FAILED = "failed"
 

@@ -12,7 +12,7 @@ from agent_r1.runtime.memory import MIB
 MAX_QUESTIONS_IN_FLIGHT = 512
 """Most questions of an evaluation in the streams at one time, which bounds their memory."""
 SERVER_MAXMEMORY = "maxmemory of the Redis at redis.url"
-"""What messages call the limit of a server that runs already."""
+"""Name, in messages, of the limit of a server that runs already."""
 BYTES_PER_TOKEN = 20
 """Most that one token of four bytes of text takes in an entry: 8 bytes of arrays with its mask bit,
 and its text three times, as of an answer: in the turn, in what it says beside thoughts, and as its

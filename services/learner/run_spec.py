@@ -33,7 +33,7 @@ class RunSpec:
     evaluation: EvaluationConfig
     prompts: PromptOrder
     resolved_config: Mapping[str, Any]
-    """Every table of the run, without secrets."""
+    """Configuration of the run, every table, without secrets."""
     resume: bool
     max_segments: int = 1
     """Most segments of one trajectory."""

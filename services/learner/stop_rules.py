@@ -65,13 +65,13 @@ class FailureMonitor:
         self.attempts = 0
         """Attempts that failed since this start, those that were made again included."""
         self._examples: dict[str, str] = {}
-        """By kind, the first reason of this start as it was given, numbers and all."""
+        """First reason of this start by kind, as it was given, numbers and all."""
         self._max_failed_share = max_failed_share
         self._stall_timeout_s = stall_timeout_s
         self._log_dir = log_dir
         self.show = show
         self.note_condition: Callable[[Condition], None] = lambda condition: None
-        """Called with each condition of the run when it begins, and when it is over."""
+        """Callback for each condition of the run when it begins, and when it is over."""
         self._learning = learning
         self._conditions, self.redis_lost = (
             Conditions("learner", lambda condition: self.note_condition(condition))

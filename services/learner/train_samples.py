@@ -1,4 +1,4 @@
-"""From rewarded groups to what the loss sees: train.py --Group--> TrainSample --> engine.
+"""Samples for the loss, from rewarded groups: train.py --Group--> TrainSample --> engine.
 
 Rewards become token rewards (process rewards on the token that closes a call or a turn, the outcome
 on the last trained token of each lineage), and the chosen estimator turns them into advantages.
@@ -43,7 +43,7 @@ class Prepared:
     advantages: list[float]
     """[S] mean advantage over the sampled tokens of each."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """What the filters left out, and what the corrections came to."""
+    """Numbers of what the filters left out, and what the corrections came to."""
 
 
 def process_rewards(scored: ScoredTrajectory) -> npt.NDArray[np.float64]:

@@ -42,6 +42,18 @@ def _tool_efficiency(request: ScoreRequest) -> float:
     )
 
 
+def _reported(request: ScoreRequest) -> float:
+    data = request.turns[-1].data
+    found = data if isinstance(data, dict) else {}
+    if isinstance(reward := found.get("reward"), int | float):
+        return float(reward)
+    if found.get("exit", "ok") != "ok":
+        return 0.0  # it came to no end
+    raise ValueError(
+        "no reward was reported; let the attached program report one, or leave the component out"
+    )
+
+
 _MEASURES: dict[str, BuiltIn] = {
     "exact_match": _of_answer(scoring.exact_match),
     "f1": _of_answer(scoring.f1),
@@ -53,6 +65,7 @@ _MEASURES: dict[str, BuiltIn] = {
     # number of calls, failed and malformed ones included
     "tool_calls": lambda request: float(sum(turn.num_calls for turn in request.turns)),
     "tool_efficiency": _tool_efficiency,  # share of the calls that worked and repeat none before
+    "reported": _reported,  # what an attached program gave its own work (`agent.attached`)
 }
 BUILT_IN = {name: of_read_turns(measure) for name, measure in _MEASURES.items()}
 

@@ -25,16 +25,16 @@ class ModelServerConfig(StrictConfig):
     """A language model that a component asks over HTTP."""
 
     url: Annotated[str, Field(pattern=r"^https?://")] | None = None
-    """Of its server: with OpenAI's chat API, up to and including `/v1`; of a critic, vLLM's with
-    what `agent-r1 export --critic` wrote, without `/v1`."""
+    """URL of its server: with OpenAI's chat API, up to and including `/v1`; of a critic, vLLM's
+    with what `agent-r1 export --critic` wrote, without `/v1`."""
     path: Path | None = None
     """Model folder to serve with vLLM if `url` is not given. Only commands that start all services
     on one machine without GPUs do this."""
     model: str
-    """What the server calls the model."""
+    """Name of the model at the server."""
     api_key: str | None = None
-    """Sent as a bearer token. Give it as AGENT_R1__REWARD__SERVERS__JUDGE__API_KEY, with
-    REWARD_MODEL or CRITIC in the place of JUDGE for the other tables."""
+    """Key that is sent as a bearer token. Give it as AGENT_R1__REWARD__SERVERS__JUDGE__API_KEY,
+    with REWARD_MODEL or CRITIC in the place of JUDGE for the other tables."""
     extra_body: dict[str, JsonValue] = {}
     """More keys of the request's body, such as `chat_template_kwargs`."""
     max_concurrent: Annotated[int, Field(ge=1)] = 8
@@ -57,7 +57,7 @@ class JudgeConfig(ModelServerConfig):
     """`[reward.servers.judge]`: the model that the component `judge` asks, and how."""
 
     prompt: str | None = None
-    """What the model is asked. `$question`, `$transcript`, `$answer`, `$answers` (of the payload),
+    """Prompt of the model. `$question`, `$transcript`, `$answer`, `$answers` (of the payload),
     `$payload` (as JSON) and `$status` are filled in; `$$` is a dollar sign."""
     prompt_file: Path | None = None
     """File with the prompt, on the host of the reward service."""
@@ -98,7 +98,7 @@ class RewardModelConfig(ModelServerConfig):
     """`[reward.servers.reward_model]`: the model that the component `reward_model` asks."""
 
     question: str = QUESTION
-    """What it was trained to be asked: `train_reward.question`."""
+    """Question that it was trained with: `train_reward.question`."""
     thoughts: bool = True
     """Whether it was trained to read what the agent thinks: `train_reward.thoughts`."""
 
@@ -114,11 +114,11 @@ class RewardServers(StrictConfig):
     """`[reward.servers]`: the language models that components ask, a table for each."""
 
     critic: CriticConfig | None = None
-    """Needed by the component `critic`."""
+    """Critic; needed by the component `critic`."""
     judge: JudgeConfig | None = None
-    """Needed by the component `judge`."""
+    """Judge; needed by the component `judge`."""
     reward_model: RewardModelConfig | None = None
-    """Needed by the component `reward_model`."""
+    """Reward model; needed by the component `reward_model`."""
 
     def named(self) -> dict[str, ModelServerConfig]:
         """Return the tables that are given, by component."""

@@ -20,7 +20,7 @@ from agent_r1_proto.tasks import ChatMessage
 
 TABLE = "reward.servers.judge"
 PLACES = ("question", "transcript", "answer", "answers", "payload", "status")
-"""What a prompt may name, as `$question` or `${question}`; `$$` is a dollar sign."""
+"""Names that a prompt may have, as `$question` or `${question}`; `$$` is a dollar sign."""
 
 
 class Judge:

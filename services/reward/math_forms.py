@@ -190,7 +190,7 @@ _GAP = (
     r"(?:[\s$€£¥₹(\[{}*_`]|\\[$(\[{)\]]"
     r"|\\[a-zA-Z]++\*?(?:\[\w{0,20}\])?(?:\s?\{[^{}\\]{0,20}\})?(?:\d+[a-z]{2})?)*+"
 )
-"""What may stand between a minus and the box that it belongs to: blanks, brackets and commands."""
+"""Characters between a minus and the box that it belongs to: blanks, brackets and commands."""
 _DASH_BEFORE = re.compile(rf"(?P<dash>-|\b(?:minus|(?<!-)negative))(?P<gap>{_GAP})\Z", re.I)
 _COPULAS = (
     "is|are|be|was|equals?|becomes?|means?|gives?|gets?|yields?|produces?|returns?|leaves?|makes?"
@@ -211,7 +211,7 @@ _OPERAND = re.compile(
 )
 """What a minus behind it is subtracted from: 10, x, \\pi, (a + b), 5!, 10 red apples"""
 _FORMULA = re.compile(r"(?:\\[(\[]|(?<!\S)\${1,2}|\\begin\{[a-z]{1,20}\*?\}(?:\{[^{}]{0,20}\})?)\Z")
-"""Where a formula begins: $ with nothing before it but a blank."""
+"""Beginning of a formula: $ with nothing before it but a blank."""
 _OPENED = re.compile(r"(?<!\S)(?:\*{2,3}|_{2,3})(?=\$*\Z)")
 """Marks of bold text that begins with the minus."""
 _WORDS = re.compile(r"\\(?:text|mbox|mathrm)[a-z]{0,6}\{([^{}]*)\}\Z")

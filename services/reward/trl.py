@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 TrlFunction = Callable[..., Any]
 """Returns one number per completion: a list, tuple, array or tensor; or is async."""
 OF_THE_TRAINER = ("trainer_state", "environments", "args", "model", "processing_class")
-"""What TRL's trainer has, and this system does not."""
+"""Arguments that TRL's trainer has, and this system does not."""
 
 
 def trl_reward(function: TrlFunction, *, messages: bool = True) -> Component:

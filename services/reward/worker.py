@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 READ_BLOCK_S = 1.0
 """Longest one read waits, so that a stop is noticed."""
 STOP_GRACE_S = 5.0
-"""On shutdown, scorings in flight get this long; the rest is given back."""
+"""Time that scorings in flight get on shutdown; the rest is given back."""
 
 
 class _Clock:
@@ -75,7 +75,7 @@ class RewardWorker:
         self.num_dead = 0
         """Trajectories dead-lettered because a component failed on them."""
         self.on_scored: Callable[[float], None] = lambda seconds: None
-        """Called with the time that each scoring took."""
+        """Callback for the time that each scoring took."""
 
     @property
     def num_in_flight(self) -> int:

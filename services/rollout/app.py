@@ -42,7 +42,8 @@ class RolloutReadiness(Message):
     """Whether the server samples with the newest weights."""
     policy_version: int
     newest_version: int | None
-    """None: the learner has published none, or Redis did not say in time."""
+    """Newest published version; None: the learner has published none, or Redis did not say in
+    time."""
 
 
 LINES_TYPE = "application/x-ndjson"
@@ -101,7 +102,19 @@ def create_app(
     """
     app = FastAPI(title="Agent-R1 rollout", docs_url=None, redoc_url=None)
     describe(app, ROUTES)
+    _add_probes(app, server_id, policy, versions, in_flight)
+    _add_weights(app, versions)
+    _add_generation(app, policy)
+    return app
 
+
+def _add_probes(
+    app: FastAPI,
+    server_id: str,
+    policy: Policy,
+    versions: WeightVersions,
+    in_flight: Callable[[], int],
+) -> None:
     @app.get("/healthz")
     async def health() -> Response:
         dead = policy.death is not None
@@ -126,6 +139,8 @@ def create_app(
         )
         return JSONResponse(body.model_dump(), status_code=200 if body.ready else 503)
 
+
+def _add_weights(app: FastAPI, versions: WeightVersions) -> None:
     @app.post("/weights/load")
     async def load_weights(request: Request) -> Response:
         body = parse_body(LoadRequest, await request.body())
@@ -148,9 +163,6 @@ def create_app(
         except PolicyError as exc:
             raise HTTPException(422, str(exc)) from exc
         return json_response(CanaryReply(policy_version=policy_version, logprobs=logprobs))
-
-    _add_generation(app, policy)
-    return app
 
 
 def _add_generation(app: FastAPI, policy: Policy) -> None:

@@ -55,7 +55,7 @@ class CallRunner:
     deadline: float | None = None
     """Monotonic seconds at which the trajectory's time is up."""
     path: str = ""
-    """Of the branch whose calls these are, where an attempt has several."""
+    """Path of the branch whose calls these are, where an attempt has several."""
     replayed: int = field(default=0, init=False)
     """Calls that were made once more, to bring a session to the state of the branch."""
     _sessions: list[str] = field(default_factory=list, init=False)

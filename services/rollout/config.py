@@ -65,7 +65,7 @@ class EnvConfig(StrictConfig):
     matches, or the whole match if it has no group. A dot matches line ends too. Thoughts and calls
     are not searched. None: the text of the last `<answer>` block."""
     tool_format: Annotated[str, Field(pattern=TOOL_FORMAT_PATTERN)] = "hermes"
-    """How the model writes tool calls, as its chat template tells it: `hermes` (Qwen2.5, Qwen3),
+    """Format of the tool calls, as the model's chat template tells it: `hermes` (Qwen2.5, Qwen3),
     `llama3_json` (Llama 3.x), `mistral`, or `module:Name` of a ToolFormat subclass found through
     `run.plugins`."""
     enable_tools: list[str] | None = None
@@ -74,7 +74,8 @@ class EnvConfig(StrictConfig):
     """`trajectory`: a trajectory keeps the tool versions it began with. `none`: each call takes a
     version anew."""
     follow_tool_schemas: bool = False
-    """Take up tool versions whose description or parameters change the prompt of a running run."""
+    """Whether tool versions are taken up whose description or parameters change the prompt of a
+    running run."""
     trajectory_timeout_s: Annotated[float, Field(gt=0)] | None = None
     """Time one attempt at a trajectory may take, in seconds; then it has FAILED. None: no limit
     but the learner's `sample_timeout_s`."""
@@ -88,7 +89,7 @@ class EnvConfig(StrictConfig):
     chat_template_kwargs: dict[str, JsonValue] = {}
     """Variables given to the model's chat template, such as `enable_thinking`."""
     rewritten_history: Literal["refuse", "segments"] = "refuse"
-    """What to do with a chat template that rewrites earlier turns, as those do that remove earlier
+    """Treatment of a chat template that rewrites earlier turns, as those do that remove earlier
     thinking. `refuse`: do not start. `segments`: the rewritten history begins a new segment of the
     trajectory, so that every turn is trained with the context it was sampled in."""
 
@@ -131,8 +132,8 @@ class RolloutConfig(ListenConfig):
     max_batched_tokens: Annotated[int, Field(ge=64)] | None = None
     """Most tokens one engine step computes; None lets the engine choose."""
     model_runner: Literal["v1", "v2"] | None = None
-    """Which of vLLM's model runners samples. None: `v2` on GPUs, as vLLM itself chooses, and `v1`
-    on the CPU, which has no other. Try `v1` on a GPU where `v2` fails."""
+    """vLLM's model runner that samples. None: `v2` on GPUs, as vLLM itself chooses, and `v1` on the
+    CPU, which has no other. Try `v1` on a GPU where `v2` fails."""
     threads: Annotated[int, Field(ge=1)] = 1
     """Threads of the engine on the CPU."""
     enforce_eager: bool | None = None
@@ -150,9 +151,9 @@ class RolloutConfig(ListenConfig):
     server gives up and exits. A pull over HTTP that takes longer is tried again, and continues
     where it was; what is sent from memory is sent again."""
     weights_dir: Path | None = None
-    """With learner.transport = "http" or "collective": weights come into a folder in here, which
-    needs room for two versions (a tmpfs such as /dev/shm takes memory). None: the system's folder
-    for temporary files."""
+    """Folder that weights come into with learner.transport = "http" or "collective". It needs room
+    for two versions (a tmpfs such as /dev/shm takes memory). None: the system's folder for
+    temporary files."""
     tool_start_timeout_s: Annotated[float, Field(gt=0)] = 60.0
     """Time to wait at start for every tool service to answer, in seconds."""
     max_tool_requests: Annotated[int, Field(ge=1)] = 64

@@ -11,8 +11,8 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -82,7 +82,7 @@ class RolloutSettings:
     takes_samples: bool = True
     """False: gateways take the samples, and ask this server for tokens."""
     transport: TransportName = "file"
-    """How the learner publishes weights."""
+    """Transport by which the learner publishes weights."""
     announce_dir: Path | None = None
     """Folder of the launcher's announcements; None writes none."""
 
@@ -229,19 +229,8 @@ async def _serve_samples(
         registry = Registry(broker)
         fetcher = await stack.enter_async_context(_fetcher(settings, registry, server_id))
         versions = WeightVersions(policy, registry, fetcher)
-        reader = rollout.server_id or make_consumer_name(NAME, settings.announce_dir)
-        consumer = await stack.enter_async_context(
-            broker.consumer(broker.keys.tasks, RolloutTask, group=ROLLOUT_GROUP, consumer=reader)
-        )
-        worker = SampleWorker(
-            consumer=consumer,
-            registry=registry,
-            run_attempt=make_agent_loop(policy, chat, tools, settings, server_id, scorer).run,
-            versions=versions,
-            trajectories=broker.keys.trajectories,
-            max_concurrent=rollout.max_concurrent if settings.takes_samples else 0,
-            board=FailureBoard(broker),
-        )
+        loop = make_agent_loop(policy, chat, tools, settings, server_id, scorer)
+        worker = await stack.enter_async_context(_sample_worker(settings, broker, versions, loop))
         app = create_app(
             server_id=server_id,
             policy=policy,
@@ -265,6 +254,28 @@ async def _serve_samples(
         await _work(worker, http, announcing, watching, withdraw=withdraw, on_death=on_death)
         if settings.announce_dir is not None:
             withdraw_announcement(settings.announce_dir, NAME)
+
+
+@asynccontextmanager
+async def _sample_worker(
+    settings: RolloutSettings, broker: Broker, versions: WeightVersions, loop: AgentLoop
+) -> AsyncGenerator[SampleWorker]:
+    """Give what takes samples from the stream `tasks`; it is yet to be run."""
+    rollout = settings.rollout
+    reader = rollout.server_id or make_consumer_name(NAME, settings.announce_dir)
+    tasks = broker.keys.tasks
+    async with broker.consumer(
+        tasks, RolloutTask, group=ROLLOUT_GROUP, consumer=reader
+    ) as consumer:
+        yield SampleWorker(
+            consumer=consumer,
+            registry=Registry(broker),
+            run_attempt=loop.run,
+            versions=versions,
+            trajectories=broker.keys.trajectories,
+            max_concurrent=rollout.max_concurrent if settings.takes_samples else 0,
+            board=FailureBoard(broker),
+        )
 
 
 def _metrics(

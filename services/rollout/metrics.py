@@ -122,7 +122,7 @@ FAILURE_KINDS = (
     "scorer_error",
     "scorer_unreachable",
 )
-"""What the reason of a FAILED attempt begins with."""
+"""Beginnings of the reason of a FAILED attempt."""
 
 
 class RolloutMetrics:

@@ -55,7 +55,7 @@ class Policy(Sampler, Protocol):
     policy_version: int
     """Version of the weights new tokens are sampled with; 0 is the configured model."""
     work: EngineWork
-    """What the engine does, as of its last step."""
+    """Work of the engine, as of its last step."""
     is_loading: bool
     """Whether weights are being replaced, so that generation stands still for a while."""
 

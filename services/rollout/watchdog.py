@@ -19,9 +19,9 @@ from agent_r1.text.tokens import EngineDeadError, PolicyError
 logger = logging.getLogger(__name__)
 
 CHECKS = 30
-"""How often, within the limit, a probe is checked."""
+"""Number of times, within the limit, that a probe is checked."""
 PROBES = 6
-"""How many probes an engine that answers at once gets within the limit."""
+"""Number of probes that an engine which answers at once gets within the limit."""
 
 
 class Silence:

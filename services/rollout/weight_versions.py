@@ -49,9 +49,9 @@ class WeightVersions:
         """Scores wait for it, and not for a version that is still on its way."""
         self._last_load: LoadReply | None = None
         self._changed = asyncio.Event()
-        """Set after every load, for the announcement."""
+        """Event that is set after every load, for the announcement."""
         self.on_load: Callable[[LoadReply], None] = lambda load: None
-        """Called after every load."""
+        """Callback after every load."""
 
     @property
     def held(self) -> int:

@@ -1,4 +1,4 @@
-"""What starts an agent, what it may touch, and its limits: the first keys of `[agent]`.
+"""Settings of an agent: its start, what it may touch, its limits; the first keys of `[agent]`.
 
 gateway/config.py adds those of the gateway; tools/agents runs agents by them.
 """
@@ -29,10 +29,14 @@ class AgentSettings(StrictConfig):
     command: list[str] | None = None
     """Program and arguments that are an agent, in place of `type`. A path of a file here is shown
     to it."""
+    attached: bool = False
+    """Programs that are started elsewhere ask for attempts, in place of `type` and `command`:
+    `agent-r1 agents attach`."""
     version: Annotated[str, Field(min_length=1)] | None = None
     """Recorded with every attempt; None is the class's, or "1" of a command."""
     answer: Literal["message", "output", "file"] = "message"
-    """The agent's answer: its last message, what it returns or prints, or `answer_file`."""
+    """The agent's answer: its last message, what it returns, prints or reports, or
+    `answer_file`."""
     answer_file: RelativePath | None = None
     """File in the agent's working folder that holds its answer."""
     artefacts: Annotated[list[RelativePath], Field(max_length=MAX_ARTEFACTS)] = []
@@ -58,10 +62,16 @@ class AgentSettings(StrictConfig):
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        if (self.type is None) == (not self.command):
+        if (self.type is not None) + bool(self.command) + self.attached != 1:
             raise ValueError(
-                f"type ({self.type!r}) and command ({self.command!r}): set exactly one of them, a "
-                "class or a program"
+                f"type ({self.type!r}), command ({self.command!r}) and attached "
+                f"({str(self.attached).lower()}): set exactly one of them, a class, a program, or "
+                "programs that are started elsewhere"
+            )
+        if self.attached and self.answer == "file":
+            raise ValueError(
+                'answer = "file" is for agents that run here; an attached program reports its '
+                'answer: set answer = "output", or "message" for the policy\'s last one'
             )
         if (self.answer == "file") != (self.answer_file is not None):
             raise ValueError(
@@ -80,7 +90,7 @@ class AgentSettings(StrictConfig):
     @property
     def label(self) -> str:
         """Return the class, or the program with its arguments."""
-        return self.type or " ".join(self.command or ())
+        return self.type or " ".join(self.command or ["attached programs"])
 
     @property
     def files(self) -> list[str]:

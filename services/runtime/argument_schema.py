@@ -51,7 +51,7 @@ class SchemaProblem:
     """Reason why a schema is unusable."""
 
     path: Path
-    """Where in the schema."""
+    """Path in the schema."""
     message: str
 
     def __str__(self) -> str:

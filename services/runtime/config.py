@@ -68,9 +68,9 @@ class RunConfig(StrictConfig):
     The variable AGENT_R1_TOKEN holds the token itself instead. With neither, `agent-r1 train`,
     `evaluate` and `chat` make a token for as long as they run."""
     plugins: list[FolderOrName] = []
-    """Where every service finds user code: folders, which are put on its import path, and installed
-    packages as requirements (`my-tools>=1.2`). Nothing is installed: what is missing is an error
-    with the command that installs it."""
+    """Places of user code, for every service: folders, which are put on its import path, and
+    installed packages as requirements (`my-tools>=1.2`). Nothing is installed: what is missing is
+    an error with the command that installs it."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Least severe level written to the logs."""
     log_format: LogFormat = "text"
@@ -94,8 +94,8 @@ class LoraConfig(StrictConfig):
     rank: Annotated[int, Field(ge=1, le=512)]
     """Rows of the first and columns of the second matrix of each adapter."""
     alpha: Annotated[float, Field(gt=0)] = 32.0
-    """What an adapter adds is multiplied by alpha / rank, so that one learning rate suits every
-    rank; it is about ten times the one for all weights."""
+    """Scale of an adapter: what it adds is multiplied by alpha / rank, so that one learning rate
+    suits every rank; it is about ten times the one for all weights."""
     targets: Annotated[list[str], Field(min_length=1)] = [
         *("q_proj", "k_proj", "v_proj", "o_proj"),
         *("gate_proj", "up_proj", "down_proj"),

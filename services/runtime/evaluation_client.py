@@ -35,7 +35,7 @@ READ_BLOCK_S = 0.5
 CLEAN_UP_TIMEOUT_S = 5.0
 NO_RESULT = "no result in time"
 ATTEMPT = "evaluation_attempt"
-"""In a task's metadata: which of several answers is asked for; absent for the first."""
+"""Key in a task's metadata: the number of the answer that is asked for; absent for the first."""
 GREEDY = SamplingParameters(temperature=0.0)
 
 
@@ -45,7 +45,7 @@ class EvalResult:
 
     task: Task
     scored: ScoredTrajectory | None
-    """None when no result came."""
+    """Result; None when none came."""
     lost: str = ""
     """Why none came; "" when one did."""
 
@@ -111,11 +111,11 @@ class EvalClient:
     """Names the reply stream; unique among the clients that run at one time."""
     sampling: SamplingParameters = GREEDY
     decoding: Decoding | None = None
-    """How each answer is chosen among several branches; None samples one."""
+    """Search for each answer among several branches; None samples one."""
     greedy_first: bool = False
     """The first of several answers to a question is greedy."""
     seed: int | None = None
-    """Each question's own seed derives from it (`question_seed`), whatever else is asked; None
+    """Seed from which each question's own derives (`question_seed`), whatever else is asked; None
     leaves seeds to the rollout server."""
     timeout_s: float = 1800.0
     """Longest one `run` may take, in seconds."""

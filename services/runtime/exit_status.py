@@ -13,8 +13,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 EXIT_FAILED = 1
 """A run stopped for a reason that was printed; or a check, an attempt or a bound failed."""
 EXIT_REASON = 2
-"""Nothing was done, or a service stopped, for a reason that was printed: trying again is no help
-before the user has changed something."""
+"""Status where nothing was done, or a service stopped, for a reason that was printed: trying again
+is no help before the user has changed something."""
 EXIT_LOSSES = 3
 """Finished, but more samples or questions were lost than is allowed; what was lost was printed."""
 EXIT_INTERRUPTED = 130
@@ -23,4 +23,4 @@ EXIT_INTERRUPTED = 130
 ERROR_PREFIX = "agent-r1: error: "
 """Stands before a message that is the whole story; the launcher looks for it in logs."""
 NOTICE_PREFIX = "agent-r1: notice: "
-"""Before what a service that goes on says to the terminal: the launcher shows such lines."""
+"""Prefix of what a service that goes on says to the terminal: the launcher shows such lines."""

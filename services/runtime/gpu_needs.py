@@ -48,7 +48,7 @@ class Finding(NamedTuple):
     name: str
     text: str
     remedy: str = ""
-    """What to do where something is missing; empty where nothing is."""
+    """Remedy where something is missing; empty where nothing is."""
 
     @property
     def ok(self) -> bool:

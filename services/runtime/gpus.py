@@ -58,9 +58,9 @@ class Driver(NamedTuple):
     """NVML as it was found."""
 
     library: ctypes.CDLL | None
-    """None where it is not installed."""
+    """Library; None where it is not installed."""
     status: int
-    """Of its start: 0 is ready, 18 a library of another version than the kernel's module."""
+    """Status of its start: 0 is ready, 18 a library of another version than the kernel's module."""
 
     def version(self) -> str:
         """Return the version of the driver, such as 580.65.06; "" where it does not tell."""

@@ -28,7 +28,7 @@ class _GroupFiles(NamedTuple):
     used: str
     statistics: str
     unused_cache: str
-    """In the statistics: cached pages of files, part of `used`, that are given up when needed."""
+    """Statistic of cached pages of files, part of `used`, that are given up when needed."""
 
 
 _VERSIONS = (

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 PREFIX = "agent_r1_"
 LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Of an answer over the network, in seconds."""
+"""Buckets of an answer over the network, in seconds."""
 WORK_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-"""Of what may take minutes, in seconds."""
+"""Buckets of what may take minutes, in seconds."""
 
 Value = float | Mapping[tuple[str, ...], float]
 """A number, or one for each combination of labels."""
@@ -53,10 +53,10 @@ class Metric:
     """agent_r1_, the part, what is measured, the base unit; a counter ends with _total."""
     kind: Literal["counter", "gauge", "histogram"]
     text: str
-    """What it says, in one sentence."""
+    """Meaning, in one sentence."""
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = LATENCY_BUCKETS
-    """Of a histogram."""
+    """Buckets of a histogram."""
 
     def series(self) -> list[str]:
         """Return the names under which Prometheus stores it."""

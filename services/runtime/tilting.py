@@ -22,9 +22,9 @@ class Proposal:
     logprob: float
     """Natural-log probability."""
     calls: bool
-    """It calls a tool."""
+    """Whether it calls a tool."""
     value: float = 0.0
-    """Of the state behind it."""
+    """Value of the state behind it."""
 
 
 def tilted(candidates: Sequence[Proposal], beta: float, answer_bias: float = 0.0) -> list[float]:

@@ -22,7 +22,7 @@ from typing import Any
 from agent_r1.runtime.files.file_formats import null_bytes, read_text
 
 CODE_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
-"""How a configuration names a class or function: `module:Name`."""
+"""Pattern by which a configuration names a class or function: `module:Name`."""
 MOVED_MODULES = {
     "agent_r1.tools.code_tests": "agent_r1.tools.sandbox.code_tests",
     "agent_r1.tools.mcp_client": "agent_r1.tools.mcp.client",

@@ -19,7 +19,7 @@ from agent_r1.sandbox.settings import SHM_MB
 GUEST = Path(__file__).with_name("guest")
 """The package that runs inside."""
 INSIDE = Path("/sandbox")
-"""Where the sandbox has it."""
+"""Path inside the sandbox."""
 GUEST_MODULE = f"{GUEST.name}.main"
 PRIVATE_FOLDERS = ("/tmp", "/dev/shm")
 _START_GUEST = (
@@ -122,30 +122,12 @@ def command_line(
             itself, and changes its user even where it has the right to mount.
         network: the sandbox has the machine's.
     """
-    command = [bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-uts"]
-    command += [] if network else ["--unshare-net"]
-    command += ["--unshare-cgroup-try", "--hostname", "sandbox", "--die-with-parent"]
-    command += ["--new-session", "--clearenv", "--cap-drop", "ALL"]
-    if uid is None:
-        command += ["--unshare-user", "--uid", str(SANDBOX_UID), "--gid", str(SANDBOX_UID)]
-    else:
-        command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-        command += ["--cap-add", "CAP_SYS_ADMIN"] if nests else []
-    command += [] if nests else ["--seccomp", str(files["seccomp"])]
+    command = [bwrap, *_isolate(uid=uid, seccomp=files["seccomp"], nests=nests, network=network)]
     for name, value in ENVIRONMENT.items():
         command += ["--setenv", name, value]
-    for folder in _SYSTEM_FOLDERS:
-        if os.path.islink(folder):
-            command += ["--symlink", os.readlink(folder), folder]
-        elif os.path.isdir(folder):
-            command += ["--ro-bind", folder, folder]
-    without_own = ["--bind", "/proc", "/proc"] if nests else ["--dir", "/proc"]
-    command += ["--proc", "/proc"] if private_proc else without_own
-    # Shared mappings of /dev/zero are memory that no limit counts; /dev/full reads the same.
-    command += ["--dev", "/dev", "--dev-bind", "/dev/full", "/dev/zero", "--remount-ro", "/dev"]
-    # Before the interpreter, which may itself be installed below one of them.
-    for folder, size_mb in (("/dev/shm", SHM_MB), ("/tmp", file_mb)):
-        command += ["--size", str(size_mb << 20), "--perms", "1777", "--tmpfs", folder]
+    command += _show_system()
+    # Before the interpreter, which may itself be installed below one of its folders.
+    command += _mount_own(file_mb, private_proc=private_proc, nests=nests)
     command += _show_paths([*interpreter.prefixes, *interpreter.packages])
     for path in (_LOADER_CACHE, *(_NETWORK_FILES if network else ())):
         command += ["--ro-bind-try", path, path]
@@ -153,17 +135,46 @@ def command_line(
         command += ["--perms", "0444", "--ro-bind-data", str(files[name]), f"/etc/{name}"]
     for name, path in shown.items():
         place = INSIDE / name
-        command += [
-            "--perms",
-            "0755",
-            "--dir",
-            str(place.parent),
-            "--ro-bind",
-            str(path),
-            str(place),
-        ]
+        command += ["--perms", "0755", "--dir", str(place.parent)]
+        command += ["--ro-bind", str(path), str(place)]
     command += ["--chdir", "/tmp", "--remount-ro", "/", "--as-pid-1", "--"]
     return [*command, *python_command(interpreter, INSIDE, module)]
+
+
+def _isolate(*, uid: int | None, seccomp: int, nests: bool, network: bool) -> list[str]:
+    """Return the options for namespaces, user, capabilities and filter of the guest."""
+    options = ["--unshare-ipc", "--unshare-pid", "--unshare-uts"]
+    options += [] if network else ["--unshare-net"]
+    options += ["--unshare-cgroup-try", "--hostname", "sandbox", "--die-with-parent"]
+    options += ["--new-session", "--clearenv", "--cap-drop", "ALL"]
+    if uid is None:
+        options += ["--unshare-user", "--uid", str(SANDBOX_UID), "--gid", str(SANDBOX_UID)]
+    else:
+        options += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+        options += ["--cap-add", "CAP_SYS_ADMIN"] if nests else []
+    return options + ([] if nests else ["--seccomp", str(seccomp)])
+
+
+def _show_system() -> list[str]:
+    """Return the options that show the machine's programs and libraries, read-only."""
+    options: list[str] = []
+    for folder in _SYSTEM_FOLDERS:
+        if os.path.islink(folder):
+            options += ["--symlink", os.readlink(folder), folder]
+        elif os.path.isdir(folder):
+            options += ["--ro-bind", folder, folder]
+    return options
+
+
+def _mount_own(file_mb: int, *, private_proc: bool, nests: bool) -> list[str]:
+    """Return the options for /proc, /dev and the folders in memory of the sandbox."""
+    without_own = ["--bind", "/proc", "/proc"] if nests else ["--dir", "/proc"]
+    options = ["--proc", "/proc"] if private_proc else without_own
+    # Shared mappings of /dev/zero are memory that no limit counts; /dev/full reads the same.
+    options += ["--dev", "/dev", "--dev-bind", "/dev/full", "/dev/zero", "--remount-ro", "/dev"]
+    for folder, size_mb in (("/dev/shm", SHM_MB), ("/tmp", file_mb)):
+        options += ["--size", str(size_mb << 20), "--perms", "1777", "--tmpfs", folder]
+    return options
 
 
 def _show_paths(paths: list[Path]) -> list[str]:

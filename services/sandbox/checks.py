@@ -16,15 +16,15 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 Json = dict[str, Any]
 
 MAX_TEST_CHARS = 40_000
-"""With what runs before it. The parser lets nothing else run, a quarter of a second at most for so
-many; those of HumanEval and MBPP have 3,000."""
+"""Most characters of a test, with what runs before it. The parser lets nothing else run, a quarter
+of a second at most for so many; those of HumanEval and MBPP have 3,000."""
 BYTE_ORDER_MARK = "\ufeff"
 """Stands at the beginning of some files, which Python then does not compile from text."""
 Source = Annotated[str, AfterValidator(lambda text: text.removeprefix(BYTE_ORDER_MARK))]
 MAX_TESTS = 20_000
-"""Of a task: so many take a second or two to read, and far longer to run."""
+"""Most tests of a task: so many take a second or two to read, and far longer to run."""
 MAX_ALL_CHARS = 5_000_000
-"""Of all tests of a task, each with what runs before it."""
+"""Most characters of all tests of a task, each with what runs before it."""
 
 
 class TestContext(BaseModel):
@@ -51,7 +51,7 @@ class Check:
     """One test, as the sandbox of the tests gets it."""
 
     text: str
-    """What the model reads when it fails."""
+    """Text that the model reads when it fails."""
     test: str
     setup: str = ""
     """Runs before it: helpers of the prompt, the task's set-up, the names around a `check`."""

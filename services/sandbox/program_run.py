@@ -41,7 +41,7 @@ class RunResult(BaseModel):
     stdout: str = ""
     stderr: str = ""
     report: Json = {}
-    """What the process itself says: error, exit code. A program's may lie."""
+    """Report of the process itself: error, exit code. A program's may lie."""
     cpu_s: float = 0.0
     wall_s: float = 0.0
 
@@ -74,7 +74,7 @@ class Run:
     def __post_init__(self) -> None:
         self.why: Why = "ended"
         self.stopping = asyncio.Event()
-        """It must end, for the reason `why`."""
+        """Event that is set when it must end, for the reason `why`."""
         self._outputs = [_Output(fd, self._exceed) for fd in self.outputs]
 
     def stop(self, why: Why = "ended") -> None:

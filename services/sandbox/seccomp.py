@@ -171,17 +171,9 @@ def compile_filter(
         for argument in arguments:
             others = [_op(_JEQ, 0, true=1), _op(_RET, refuse)]
             program += _check_argument(calls[column], argument, others)
-    no_family = _op(_RET, _SECCOMP_RET_ERRNO | errno.EAFNOSUPPORT)
-    only_unix = [_op(_JEQ, _AF_UNIX, true=1), no_family]
-    with_internet = [
-        _op(_JEQ, _AF_UNIX, true=3),
-        _op(_JEQ, _AF_INET, true=2),
-        _op(_JEQ, _AF_INET6, true=1),
-        no_family,
-    ]
-    sockets = with_internet if internet else only_unix
-    program += _check_argument(number_of["socket"], _ARG0, sockets)
-    program += _check_argument(number_of["socketpair"], _ARG0, only_unix)
+    inet = (_AF_INET, _AF_INET6) if internet else ()
+    program += _check_argument(number_of["socket"], _ARG0, _only_families(_AF_UNIX, *inet))
+    program += _check_argument(number_of["socketpair"], _ARG0, _only_families(_AF_UNIX))
     terminal: list[bytes] = []
     for code in (_TIOCSTI, _TIOCLINUX, _TIOCSETD):
         terminal += _return_if(_JEQ, code, refuse)
@@ -189,6 +181,13 @@ def compile_filter(
     program += _check_argument(number_of["mmap"], _ARG3, _refuse_shared(refuse, private_dev))
     program.append(_op(_RET, _SECCOMP_RET_ALLOW))
     return b"".join(program)
+
+
+def _only_families(*families: int) -> list[bytes]:
+    """Refuse the families of sockets that are not named."""
+    last = len(families)
+    tests = [_op(_JEQ, family, true=last - i) for i, family in enumerate(families)]
+    return [*tests, _op(_RET, _SECCOMP_RET_ERRNO | errno.EAFNOSUPPORT)]
 
 
 def _refuse_shared(refuse: int, private_dev: bool) -> list[bytes]:

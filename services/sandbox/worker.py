@@ -67,21 +67,22 @@ class SandboxPlan:
     settings: SandboxSettings
     interpreter: Interpreter
     bwrap: str | None
-    """None runs without bubblewrap, in a container of its own."""
+    """Path of bubblewrap; None runs without it, in a container of its own."""
     own_user: bool
     """The service is root: each sandbox changes to a user of its own."""
     private_proc: bool = True
     """False leaves /proc empty."""
     module: str = bubblewrap.GUEST_MODULE
-    """What runs inside; its `main` is called."""
+    """Module that runs inside; its `main` is called."""
     shown: Mapping[str, Path] = field(default_factory=lambda: {GUEST.name: GUEST})
-    """What it imports, besides the installed packages, by its path in the folder `inside`."""
+    """Paths that it imports, besides the installed packages, by their path in the folder
+    `inside`."""
     nests: bool = False
-    """It makes namespaces for what it starts, in which IP sockets are allowed."""
+    """Whether it makes namespaces for what it starts, in which IP sockets are allowed."""
     network: bool = False
     """The sandbox has the machine's network."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """What it is told besides."""
+    """Settings that it is told besides."""
 
     def inside(self, folder: str | None) -> Path:
         """Return the folder of what it imports, as it sees that."""

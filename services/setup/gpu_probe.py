@@ -27,7 +27,7 @@ class Probe:
     """Result of a probe: how far it came."""
 
     facts: dict[str, Any] = field(default_factory=dict)
-    """What each stage found, by stage; a stage that is not there was not reached."""
+    """Findings by stage; a stage that is not there was not reached."""
     error: str = ""
     """Why the next stage failed; empty where all passed."""
 

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -176,13 +176,24 @@ def run_pip(
         "--progress-bar",
         "off",
     ]
+    command += ["--no-build-isolation", "--no-input", *arguments]
     started = time.monotonic()
     print(f"{title} ...", flush=True)
+    status, output = _run_logged(command, target.log, environment, folder)
+    if status != 0:
+        raise InstallError(output)
+    print(f"{LINE_START}  done in {time.monotonic() - started:.0f} s", flush=True)
+
+
+def _run_logged(
+    command: Sequence[str], log: Path, environment: Mapping[str, str], folder: Path | None
+) -> tuple[int, str]:
+    """Return status and output of pip, which is added to a log and printed step by step."""
     output = ""
     with (
-        target.log.open("a", encoding="utf-8") as log,
+        log.open("a", encoding="utf-8") as file,
         subprocess.Popen(
-            [*command, "--no-build-isolation", "--no-input", *arguments],
+            command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=environment,
@@ -193,12 +204,10 @@ def run_pip(
     ):
         for line in process.stdout or ():
             output += line
-            log.write(line)
+            file.write(line)
             if STEP.match(line):
                 print(f"{LINE_START}  {line.strip()[:75]}", end=LINE_END, flush=True)
-    if process.returncode != 0:
-        raise InstallError(output)
-    print(f"{LINE_START}  done in {time.monotonic() - started:.0f} s", flush=True)
+    return process.returncode, output
 
 
 def is_installed(target: Target, requirement: str) -> bool:

@@ -34,7 +34,7 @@ class Sizes(NamedTuple):
     download: float
     installed: float
     origin: str
-    """Of the downloads."""
+    """Origin of the downloads."""
 
 
 SIZES = {

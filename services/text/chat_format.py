@@ -78,16 +78,16 @@ class OutsideMessage:
 
     role: Role
     text: str
-    """As the template writes it."""
+    """Text, as the template writes it."""
     token_ids: list[int]
-    """Of its text, from `encode_text` or `outside_message`."""
+    """Tokens of its text, from `encode_text` or `outside_message`."""
     call_id: str = ""
-    """What the model called the call that it answers, for templates that repeat it beside the
-    result; "" where it did not say."""
+    """Id that the model gave the call that it answers, for templates that repeat it beside the
+    result; "" where it gave none."""
     content: str = ""
-    """What it says: its text, but for what a template does to write that as JSON."""
+    """Text, but for what a template does to write that as JSON."""
     call: int | None = None
-    """Which call of the turn it answers."""
+    """Number of the call of the turn that it answers."""
 
     def recorded(self, images: Sequence[StoredImage] = ()) -> Reply:
         """Return it as a trajectory keeps it.

@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 logger = logging.getLogger(__name__)
 
 MARKUP = re.compile(r"\s*[<\[].*[>\]]\s*\Z", re.DOTALL)
-"""What looks like a control token."""
+"""Pattern of what looks like a control token."""
 TRUNCATION_MARKER = "\n[truncated]"
 
 
@@ -183,7 +183,7 @@ class ControlTokens:
 
 
 Origin = Literal["prompt", "tools", "reply"]
-"""Where text from outside stands: in a task, in what tools say of themselves, behind a turn."""
+"""Place of text from outside: in a task, in what tools say of themselves, behind a turn."""
 ORIGINS: tuple[Origin, ...] = ("prompt", "tools", "reply")
 
 

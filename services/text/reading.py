@@ -43,7 +43,7 @@ class TurnText:
     text: str
     """The whole turn, without its end-of-turn token."""
     thought: str | None
-    """What the closed thought says with which the turn begins; None without one."""
+    """Text of the closed thought that the turn begins with; None without one."""
     said: str
     """The turn without its thoughts."""
     answer: str | None

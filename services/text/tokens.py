@@ -67,7 +67,8 @@ class Generation:
     logprobs: list[float]
     """[N] natural-log probability of each, at the sampling temperature."""
     version_spans: list[VersionSpan]
-    """Which weights sampled tokens [start, end) of this generation; in order, covering [0, N)."""
+    """Versions of the weights that sampled tokens [start, end) of this generation; in order,
+    covering [0, N)."""
     finish_reason: Literal["stop", "length"]
     """"stop": ended by the model's own end-of-turn token; "length": by `max_tokens` or context."""
 
@@ -138,20 +139,20 @@ class Interaction:
     def __init__(self, rollout: RolloutTask) -> None:
         self.rollout = rollout
         self.ended: tuple[Status, str] | None = None
-        """How it ended and why; None while it goes on."""
+        """Status and reason of its end; None while it goes on."""
         self.token_ids: list[int] = []
         self.prompt_length = 0
         self.segment_starts: list[int] = []
         self.messages: list[PromptMessage] = []
         """The dialogue so far, without the last turn while its calls run."""
         self.tools: list[ToolSpec] = []
-        """Those that are offered."""
+        """Tools that are offered."""
         self.turns: list[Turn] = []
         self.logprobs: list[list[float]] = []
-        """Of each turn: of its tokens."""
+        """Log-probabilities of each turn's tokens."""
         self.version_spans: list[VersionSpan] = []
         self.read: TurnText | None = None
-        """What the last turn says; None before the first one."""
+        """Reading of the last turn; None before the first one."""
         self.opening = ""
         """The thought that the template began before the last turn, or before the next one where
         that is not sampled yet; "" where it began none."""
@@ -325,7 +326,7 @@ class TokenLoop:
     """Most tokens of one segment, prompt included."""
     max_tokens_per_turn: int
     answer_pattern: str | None = None
-    """As `env.answer_pattern`."""
+    """Pattern of an answer, as `env.answer_pattern`."""
 
     async def sample(
         self, interaction: Interaction, *, temperature: float, seed: int, request_id: str

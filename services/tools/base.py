@@ -90,9 +90,9 @@ class Tool(ABC):
     """
 
     name: str
-    """What the model writes to call it."""
+    """Name that the model writes to call it."""
     description: str
-    """What the model reads about it."""
+    """Description that the model reads."""
     parameters: dict[str, Any]
     """JSON Schema of the arguments: an object."""
     version: str = "1"

@@ -22,6 +22,7 @@ BUILTIN_TOOLS = {
     "code_tests": "agent_r1.tools.sandbox.code_tests:CodeTests",
     "mcp": "agent_r1.tools.mcp.client:McpTool",
     "agents": "agent_r1.tools.agents.tool:AgentTool",
+    "attached_agents": "agent_r1.tools.agents.attached:AttachedAgents",
 }
 """Tools that come with the system, by the name a table's `type` gives them."""
 
@@ -37,7 +38,7 @@ class ToolConfig(ListenConfig):
     session_expiry_s: Annotated[float, Field(gt=0)] = 600.0
     """A session without calls for this long is closed, in seconds."""
     drain_timeout_s: Annotated[float, Field(ge=0)] = 20.0
-    """On shutdown, longest wait for calls in flight and open sessions, in seconds."""
+    """Longest wait, on shutdown, for calls in flight and open sessions, in seconds."""
     max_calls_in_flight: Annotated[int, Field(ge=1)] = 1024
     """More calls than this at once are answered 503; also the capacity that is announced."""
     announce_expiry_s: Annotated[float, Field(ge=1)] = 5.0

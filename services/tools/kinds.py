@@ -10,7 +10,7 @@ from agent_r1.tools.config import SEARCH, ToolConfig
 from agent_r1.tools.search.config import SearchConfig
 
 KIND = "kind of tool: "
-"""How the name of a class begins where pydantic says which it took; no key has a space."""
+"""Beginning of the name of a class where pydantic says which it took; no key has a space."""
 
 
 def _kind(table: Any) -> str:

@@ -18,6 +18,7 @@ from agent_r1.runtime.announcements import withdraw_announcement
 from agent_r1.runtime.config import RedisConfig, RunConfig
 from agent_r1.runtime.http.serving import serve_app
 from agent_r1.runtime.http.token import RunToken
+from agent_r1.tools.agents.attached import AttachedAgents, add_attempts
 from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.loading import load_tool
@@ -75,6 +76,8 @@ async def _serve(
     app.include_router(mcp_router(service, session_expiry_s=config.session_expiry_s))
     if isinstance(served, SearchTool):
         add_retrieve(app, served)
+    if isinstance(served, AttachedAgents):
+        add_attempts(app, served)
     logger.info(
         "tool serves tool=%s version=%s instance=%s run_id=%s",
         name,

@@ -26,7 +26,7 @@ class _Place:
 
     document: str = ""
     page: int = 0
-    """From 1; 0 before the first one."""
+    """Number of the page, from 1; 0 before the first one."""
 
 
 class PageFetcher(Tool):

@@ -34,11 +34,11 @@ class Announcer:
     """Keeps one instance announced, until it has left."""
 
     registry: ToolRegistry
-    """Where."""
+    """Registry that it announces itself in."""
     service: ToolService
     """The instance's."""
     say: Callable[[str], None]
-    """Is called with one line about where the instance is announced, once it is."""
+    """Callback with one line about where the instance is announced, once it is."""
 
     def __post_init__(self) -> None:
         self._instance = ToolInstance(
@@ -54,7 +54,7 @@ class Announcer:
         self._leaving = False
         self._left = False
         self.up = asyncio.Event()
-        """Set once the instance answers."""
+        """Event that is set once the instance answers."""
         self.told_to_drain = False
         """An operator has taken the instance out; it may be put back."""
 

@@ -17,7 +17,7 @@ from agent_r1.runtime.config import LoraConfig
 ADAPTER_FILE = "adapter_model.safetensors"
 ADAPTER_CONFIG_FILE = "adapter_config.json"
 PREFIX = "base_model.model."
-"""Before the name of every module, in the names of an adapter's tensors."""
+"""Prefix of the name of every module, in the names of an adapter's tensors."""
 
 Shape = tuple[int, ...]
 
@@ -97,7 +97,7 @@ class Adapter:
     base: str
     """The model that it changes."""
     lora: LoraConfig
-    """With the folder as its path."""
+    """Settings of the adapter, with the folder as its path."""
 
 
 def is_adapter(folder: Path) -> bool:

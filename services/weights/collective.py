@@ -102,7 +102,7 @@ class CollectiveTransport(Transport):
         self._run_files = ServedFiles()
         self._held: tuple[WeightManifest, Weights, Shared | None] | None = None
         self._transfers: dict[asyncio.Future[None], threading.Event] = {}
-        """Each with what ends it after the current bucket."""
+        """Transfers, each with what ends it after the current bucket."""
         self._bytes_sent = 0
 
     async def __aenter__(self) -> Self:

@@ -23,7 +23,7 @@ from agent_r1.weights.layout import DTYPES
 from agent_r1_proto.weights import FileChunks, TensorEntry, WeightManifest
 
 LEVEL = 3
-"""Of zstd: higher ones take several times as long for a tenth less."""
+"""Level of zstd: higher ones take several times as long for a tenth less."""
 _LENGTH_BYTES = 8
 
 

@@ -140,11 +140,11 @@ class Download:
     """One download of one file."""
 
     client: httpx.AsyncClient
-    """With the run's token."""
+    """Client with the run's token."""
     file: PartialFile
     """Receives the chunks; those it has are not asked for."""
     url: str
-    """Of the file at the learner."""
+    """URL of the file at the learner."""
     peers: dict[str, str]
     """URL of the file at the other servers that are still asked, by name."""
     own_name: str

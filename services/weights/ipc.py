@@ -28,7 +28,7 @@ Size = Annotated[int, Field(ge=0)]
 
 
 class SharedMemory(StrictMessage):
-    """Where in a GPU the tensors of a version lie, one behind the other."""
+    """Memory of a GPU in which the tensors of a version lie, one behind the other."""
 
     model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
@@ -36,15 +36,15 @@ class SharedMemory(StrictMessage):
     """UUID of the GPU."""
     tensors: list[TensorEntry]
     handle: bytes
-    """Of the allocation, as CUDA gives it to other processes."""
+    """Handle of the allocation, as CUDA gives it to other processes."""
     allocation_bytes: Size
     offset_bytes: Size
-    """In the allocation."""
+    """Offset in the allocation."""
     counter: bytes
-    """By which torch knows when the last process has let go."""
+    """Counter by which torch knows when the last process has let go."""
     counter_offset: Size
     event: bytes
-    """Set when the bytes are there."""
+    """Event that is set when the bytes are there."""
     waits_for_event: bool
 
 

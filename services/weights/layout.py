@@ -34,12 +34,12 @@ class ModelLayout:
     files: tuple[Path, ...]
     """The model's own safetensors files."""
     shapes: Mapping[str, tuple[int, ...]]
-    """Every tensor with values of its own."""
+    """Shapes of every tensor with values of its own."""
     aliases: Mapping[str, str]
     """Tied tensors: name -> the tensor it shares."""
 
     adapter: AdapterHeader | None = None
-    """Of the tensors of an adapter: how they change the model."""
+    """Rank and scale of an adapter, where the tensors are of one."""
 
     @property
     def num_values(self) -> int:

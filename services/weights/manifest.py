@@ -53,7 +53,7 @@ class Published:
     """A version that servers can fetch."""
 
     location: str
-    """Of its manifest."""
+    """Location of its manifest."""
     size_bytes: int
     """Bytes for a server that holds the version before: of the delta where there is one, otherwise
     of the snapshot."""

@@ -36,6 +36,7 @@ from tests.support.learner_fakes import (
     samples_of,
     training_spec,
 )
+from tests.support.runs import summary
 
 pytestmark = pytest.mark.redis
 
@@ -44,10 +45,6 @@ RUN_TIMEOUT_S = 60.0
 
 async def train(learner: Learner) -> None:
     await asyncio.wait_for(learner.run(), RUN_TIMEOUT_S)
-
-
-def summary(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "summary.json").read_text())
 
 
 @contextlib.asynccontextmanager

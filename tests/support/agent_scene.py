@@ -20,6 +20,7 @@ from agent_r1.rollout.weight_versions import WeightVersions
 from agent_r1.runtime.config import ListenConfig
 from agent_r1.runtime.http.serving import advertised_url, bind, serving
 from agent_r1.text.chat_format import ChatFormat
+from agent_r1.tools.agents.attached import AttachedAgents, add_attempts
 from agent_r1.tools.agents.tool import AgentTool
 from agent_r1.tools.app import ToolService, create_app
 from agent_r1.weights.file import FileFetcher
@@ -42,7 +43,10 @@ async def agent_scene(
     rules: SessionRules | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[AgentAttempts]:
-    """Attempts whose agents run for real, and whose policy is scripted."""
+    """Attempts whose agents run for real, and whose policy is scripted.
+
+    `attempts.agent.url` is the address of the service that runs agents.
+    """
     registry = Registry(broker)
     async with AsyncExitStack() as stack:
         rollout = await _serve(
@@ -58,9 +62,15 @@ async def agent_scene(
             server_id="rollout-1", url=rollout, policy_version=0, pid=1, host="h", started_at=0.0
         )
         await registry.announce_rollout_server(announced, 600.0)
-        service = ToolService(AgentTool(**agent.service_settings(), **(settings or {})))
+        kind = AttachedAgents if agent.attached else AgentTool
+        tool = kind(**agent.service_settings(), **(settings or {}))
+        service = ToolService(tool)
         await stack.enter_async_context(service.running())
-        urls = {AGENTS: await _serve(stack, create_app(service))}
+        app = create_app(service)
+        if isinstance(tool, AttachedAgents):
+            add_attempts(app, tool)
+        agent = agent.model_copy(update={"url": await _serve(stack, app)})
+        urls = {AGENTS: str(agent.url)}
         client = ToolClient({**urls, **{tool.name: tool.url for tool in tools}})
         stack.push_async_callback(client.stop)
         await client.start(60.0)

@@ -142,6 +142,21 @@ def steps(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
 
 
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a file that has one on each line."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def metrics_lines(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl of a run that has ended, whole as they must be."""
+    return json_lines(run_dir / "metrics.jsonl")
+
+
+def summary(run_dir: Path) -> dict[str, Any]:
+    """Return what a run has come to."""
+    return json.loads((run_dir / "summary.json").read_text())
+
+
 def descendants(process: subprocess.Popen[str]) -> dict[int, str]:
     """Return every process below one, by id: its title (vLLM's engine sets its own)."""
     found: dict[int, str] = {}

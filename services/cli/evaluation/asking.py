@@ -182,7 +182,8 @@ class Meter:
         self._shown_at = 0.0
         self._stage = ""
         self._began = (0.0, 0)
-        """When this stage was first told of, in seconds, and how many were done by then."""
+        """Time at which this stage was first told of, in seconds, and how many were done by
+        then."""
         self._told = (0.0, 0)
         """The same of the last line that stays."""
 

@@ -19,7 +19,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from agent_r1.cli.declare import CONFIG_HELP, add_set, number
 from agent_r1.cli.evaluation.decoding import (
+    add_decoding,
     check_tools,
     decoding_of,
     fitted_setting,
@@ -35,7 +37,13 @@ from agent_r1.runtime.evaluation_client import EvalClient, EvalResult
 from agent_r1.runtime.exit_status import EXIT_FAILED
 from agent_r1.runtime.files.tasks import read_task_file
 from agent_r1_proto.streams import Broker
-from agent_r1_proto.tasks import Decoding, SamplingParameters, Task
+from agent_r1_proto.tasks import (
+    LEAST_TEMPERATURE,
+    MOST_TEMPERATURE,
+    Decoding,
+    SamplingParameters,
+    Task,
+)
 
 HELP = (
     "Type a question. :pick [SET] asks a held-out question, :task FILE:ID a task of a file, :sets "
@@ -46,6 +54,27 @@ NEEDS_PAYLOAD = (
 )
 ANSWER_TIMEOUT_S = 300.0
 READ_BYTES = 65536
+
+
+def chat_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `chat`."""
+    policy_help = "model directory, or run folder (its last checkpoint)"
+    parser.add_argument("policy", metavar="MODEL_OR_RUN", help=policy_help)
+    config_help = f"{CONFIG_HELP}; a run folder has its own"
+    parser.add_argument("--config", type=Path, metavar="CONFIG", help=config_help)
+    add_set(parser)
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("--question", metavar="TEXT", help="ask this one question and exit")
+    task_help = "ask the task of this id in a file of tasks, with its payload, and exit"
+    one.add_argument("--task", metavar="FILE:ID", help=task_help)
+    add_decoding(parser)
+    parser.add_argument(
+        "--temperature",
+        type=number(LEAST_TEMPERATURE, MOST_TEMPERATURE, or_0=True),
+        default=0.0,
+        metavar="T",
+        help="0 (the default) is greedy",
+    )
 
 
 def chat(arguments: argparse.Namespace) -> int:

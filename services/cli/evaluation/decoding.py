@@ -11,32 +11,95 @@ import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
+from agent_r1.cli.declare import integer, number
 from agent_r1.cli.policy import config_file_of, policy_model
 from agent_r1.config.run import Config, ConfigError
 from agent_r1.evaluation.guidance import Guidance
 from agent_r1.reward.components import ASKING
 from agent_r1.reward.config import RewardConfig
 from agent_r1_proto.messages import Message
-from agent_r1_proto.tasks import Decoding
+from agent_r1_proto.tasks import Decoding, DecodingMethod
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_proto.weights import SNAPSHOT_FILE
 
 DECODING_FILE = "decoding.json"
-"""In a run folder: the fitted setting."""
+"""File of the fitted setting, in a run folder."""
 OPTIONS = (
     *("candidates", "keep", "lookahead", "beta", "branch_below", "answer_bias"),
     *("continuations", "max_calls", "scorer"),
 )
 """The fields of `Decoding` that options give: `--decode-branch-below`."""
+LEAST_PROBABILITY = 1e-6
+"""Least value of `--decode-branch-below`; with 0, nothing would be searched."""
 SERVER_KEY = "reward.servers.{}.path"
 """Key that names the folder of a scorer's model."""
 BEAM_KEEPS = 4
 """Branches that `beam` keeps unless told otherwise. Two would never be drawn anew: their effective
 number is at least 1."""
+
+
+def add_decoding(command: argparse.ArgumentParser) -> None:
+    """Let a command choose each answer among several branches."""
+    add = command.add_argument_group("decoding").add_argument
+    add(
+        "--decode",
+        choices=get_args(DecodingMethod),
+        help="choose each answer among several branches. best_of_n: sample whole interactions and "
+        "take the highest-scoring one. majority: take the most frequent answer. "
+        "value_guided: after every turn, take the candidate that is likely and that the scorer "
+        "values; alone, with the setting that was fitted for the run. beam: the same with several "
+        "branches kept",
+    )
+    add(
+        "--decode-candidates",
+        type=integer(1),
+        metavar="K",
+        help="interactions, or turns sampled after every branch beside the greedy one (default: 4)",
+    )
+    add(
+        "--decode-beta",
+        type=number(0),
+        metavar="B",
+        help="weight of a value beside a log-probability in value_guided and beam (default: 1)",
+    )
+    add(
+        "--decode-branch-below",
+        type=number(LEAST_PROBABILITY, 1),
+        metavar="P",
+        help="sample candidates only where the greedy turn is less probable than this (default: "
+        "everywhere)",
+    )
+    add(
+        "--decode-answer-bias",
+        type=number(-100, 100),
+        metavar="X",
+        help="add this to the log-probability of a turn that calls nothing; below 0, only answers "
+        "are taken that are likely (default: 0)",
+    )
+    add("--decode-keep", type=integer(1), metavar="B", help="branches that beam keeps (default: 4)")
+    add(
+        "--decode-lookahead",
+        type=integer(0),
+        metavar="D",
+        help="turns whose calls are run before a candidate is scored, its own included; with 0 "
+        "only the calls of those kept are run (default: 1)",
+    )
+    add(
+        "--decode-max-calls",
+        metavar="N|NAME",
+        help="most tool calls of all branches together: a number, or the name under which the "
+        "task's payload has it",
+    )
+    add(
+        "--decode-scorer",
+        metavar="COMPONENT",
+        help="component of reward.components that scores branches (default: the first of "
+        "reward_model, critic and judge that is named)",
+    )
 
 
 def decoding_of(
@@ -102,10 +165,10 @@ class FittedSetting(Message):
     """Best decoding of a run's policy, found by `--decode-fit`."""
 
     decoding: Decoding | None
-    """None: greedily."""
+    """Search that was fitted; None: the answer is taken greedily."""
     temperature: float
     component: str | None
-    """That scores branches."""
+    """Component that scores branches."""
     model: str | None
     """Folder of the model that the component asks; None: the configuration says."""
     policy: str | None = None
@@ -114,7 +177,7 @@ class FittedSetting(Message):
     """Ways to decode that were compared, and what speaks against a search; "" in files of before,
     where nothing does."""
     measured: Guidance
-    """Of the scorer."""
+    """Figures of the scorer."""
 
     @property
     def shown(self) -> str:

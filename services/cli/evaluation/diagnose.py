@@ -10,7 +10,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from agent_r1.cli.declare import add_config
 from agent_r1.cli.evaluation.asking import Meter, on_services, write_out
 from agent_r1.cli.policy import describe_policy, with_policy
 from agent_r1.cli.task.scripted import play_all
@@ -50,8 +52,22 @@ class _Answers:
 
     greedy: dict[str, list[EvalResult]]
     sampled: dict[str, list[list[EvalResult]]]
-    """By set, one list per question."""
+    """Sampled answers by set, one list per question."""
     groups: list[list[EvalResult]]
+
+
+def diagnose_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `diagnose`."""
+    add_config(parser)
+    parser.add_argument(
+        "--policy",
+        metavar="MODEL_OR_RUN",
+        help="model directory, or a run folder (its last checkpoint); by default the "
+        "configuration's model.path",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="JSON file to write the figures to"
+    )
 
 
 def diagnose(arguments: argparse.Namespace) -> int:

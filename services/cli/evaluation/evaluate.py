@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
+from typing import get_args
 
+from agent_r1.cli.declare import add_config, integer, number
 from agent_r1.cli.evaluation.asking import (
     Meter,
     ask_left,
@@ -22,6 +24,7 @@ from agent_r1.cli.evaluation.asking import (
 )
 from agent_r1.cli.evaluation.decoding import (
     OPTIONS,
+    add_decoding,
     check_tools,
     decoding_of,
     fitted_setting,
@@ -31,12 +34,60 @@ from agent_r1.config import checks as config_checks
 from agent_r1.config.run import Config, ConfigError, load_given
 from agent_r1.evaluation.answer_file import summary_file
 from agent_r1.evaluation.comparison import compare_files, comparison_lines, flip_lines
-from agent_r1.evaluation.config import SEARCH_TOOL
+from agent_r1.evaluation.config import SEARCH_TOOL, Method
 from agent_r1.evaluation.main import EvaluationRun
 from agent_r1.evaluation.retrieval import check_spec
 from agent_r1.evaluation.summary import SetSummary, summary_lines
 from agent_r1.runtime.exit_status import EXIT_LOSSES
-from agent_r1_proto.tasks import Decoding
+from agent_r1_proto.tasks import LEAST_TEMPERATURE, MOST_TEMPERATURE, Decoding
+
+
+def evaluate_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `evaluate`."""
+    add_config(parser)
+    parser.add_argument(
+        "--policy",
+        metavar="MODEL_OR_RUN",
+        help="model directory, or a run folder (its last checkpoint); base_tool_call uses the "
+        "configuration's model.path by default",
+    )
+    parser.add_argument(
+        "--method",
+        choices=get_args(Method),
+        default="agent",
+        help="agent (the default): the policy with its tools. base_tool_call: the same with the "
+        "untrained model that CONFIG names. naive_rag: one retrieval with the question, then one "
+        "turn to answer",
+    )
+    parser.add_argument(
+        "--attempts",
+        type=integer(1),
+        default=1,
+        metavar="K",
+        help="sample K answers to each question, and report pass@k and pass^k as well; needs "
+        "evaluation.temperature > 0 (default: 1)",
+    )
+    add_decoding(parser)
+    parser.add_argument(
+        "--decode-continuations",
+        type=integer(1),
+        metavar="M",
+        help="in one turn of each interaction, continue M times after every candidate, and write "
+        "into the result what each is worth; train-reward learns from it",
+    )
+    parser.add_argument(
+        "--decode-fit",
+        type=number(LEAST_TEMPERATURE, MOST_TEMPERATURE),
+        nargs="+",
+        metavar="T",
+        help="with --decode value_guided: measure how well the scorer tells candidates apart that "
+        "were sampled at these temperatures, compare the best search with greedy answers and "
+        "votes, and write what is best into the run folder",
+    )
+    out_help = "JSON-lines file to write"
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help=out_help)
+    overwrite_help = "start again and discard the answers in FILE"
+    parser.add_argument("--overwrite", action="store_true", help=overwrite_help)
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
@@ -193,6 +244,14 @@ def again(arguments: argparse.Namespace) -> str:
         "--out": arguments.out,
     }
     return command_again(("evaluate", arguments.config), arguments.options, named)
+
+
+def compare_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `compare`."""
+    parser.add_argument("a", type=Path, metavar="A", help="JSON-lines file of an evaluation")
+    b_help = "file of the other; differences are B - A"
+    parser.add_argument("b", type=Path, metavar="B", help=b_help)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the numbers as JSON")
 
 
 def compare(arguments: argparse.Namespace) -> int:

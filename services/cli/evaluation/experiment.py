@@ -31,7 +31,7 @@ class Plan(Generic[F]):
 
     file: Path
     asked: F
-    """What the file says."""
+    """Content of the file."""
     results: Path
     """Files to write, without suffix."""
     folder: Path

@@ -45,7 +45,7 @@ from agent_r1.runtime.files.writing import write_atomically
 from agent_r1_proto.tasks import Decoding
 
 DEFAULTS: dict[str, Any] = {"candidates": 8, "lookahead": 0, "beta": 1.0, "continuations": 4}
-"""How turns are proposed and continued while a scorer is measured."""
+"""Defaults of the options by which turns are proposed and continued while a scorer is measured."""
 LEAST_VOTES = 2
 
 
@@ -55,7 +55,7 @@ class Way:
 
     name: str
     decoding: Decoding | None
-    """None: greedily."""
+    """Search of the way; None: answers are taken greedily."""
     temperature: float
     answers: EvaluationRun
 

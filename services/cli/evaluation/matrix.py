@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from agent_r1.cli.declare import add_set
 from agent_r1.cli.evaluation.asking import (
     Meter,
     ask_left,
@@ -30,6 +31,20 @@ from agent_r1.evaluation.experiments.matrix_report import MatrixResults
 from agent_r1.evaluation.experiments.report import NOT_RUN
 from agent_r1.evaluation.main import EvaluationRun
 from agent_r1.runtime.exit_status import EXIT_LOSSES
+
+
+def matrix_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `matrix`."""
+    parser.add_argument("matrix", type=Path, metavar="MATRIX", help="matrix file (.toml)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder for results and answers (default: the file's `results`, and runs/matrix)",
+    )
+    overwrite_help = "start all cells again and discard their answers"
+    parser.add_argument("--overwrite", action="store_true", help=overwrite_help)
+    add_set(parser)
 
 
 def matrix(arguments: argparse.Namespace) -> int:

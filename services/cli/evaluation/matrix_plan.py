@@ -56,7 +56,7 @@ MATRIX_FOLDER = Path("runs") / "matrix"
 AS_THEY_ARE = "as_they_are"
 """Method of a user's tasks."""
 POOL = "pool"
-"""What the answers of a pool are called among ways to decode."""
+"""Name of the answers of a pool among ways to decode."""
 
 
 @dataclass(frozen=True)
@@ -65,18 +65,18 @@ class PlannedCell:
 
     place: CellKey
     config: Config
-    """Of the services, and of what is asked."""
+    """Configuration of the services, and of what is asked."""
     services: tuple[str, ...]
     """Cells in which this is the same run on one start of the services."""
     questioning: QuestioningConfig
     answers: Path
     """Result file, one line a question."""
     file: Path
-    """Where its numbers go."""
+    """File for its numbers."""
     settings: Mapping[str, JsonValue]
     """All that can change an answer or a score, without paths."""
     entry: DecodeEntry
-    """How answers are found."""
+    """Way to find answers."""
     pooled: bool
     """Whether an answer is chosen from those of the pool; else each is taken as it is."""
     scorer: str | None
@@ -108,7 +108,8 @@ class PlannedCell:
 
 
 Planned = PlannedCell | MatrixCell | str
-"""What is to be run, the numbers of a cell whose model is not here, or why nothing can be run."""
+"""Cell that is to be run, the numbers of one whose model is not here, or the reason why nothing can
+be run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +117,7 @@ class MatrixPlan(Plan[MatrixFile]):
     """Everything a matrix file asks for."""
 
     cells: Mapping[CellKey, Planned]
-    """In the order of the report."""
+    """Cells in the order of the report."""
     absent: Mapping[str, ConfigError]
     """Models that are not here, by name, and why."""
 

@@ -30,17 +30,18 @@ DIR_KEY = "run.dir"
 RULE = "reward.rule"
 COMPONENTS = "reward.components."
 CANARY = "learner.canary_"
-"""How keys begin that say how closely pushes are watched."""
+"""Beginning of the keys that say how closely pushes are watched."""
 DECISIVE = (
     *("model.", "data.", "env.", "tools.", "learner.", "engine.", "evaluation."),
     *("reward.components", "reward.rule", "reward.ranges", SEED_KEY),
 )
-"""How keys begin that decide what is learned and asked; the others say where and how fast."""
+"""Beginnings of the keys that decide what is learned and asked; the others say where and how
+fast."""
 OF_TRAINING = ("learner.", "engine.", "data.", SEED_KEY)
-"""And of these, a baseline has none."""
+"""Beginnings of those that a baseline has none of."""
 MODEL_KEY = re.compile(r"reward\.servers\.\w+\.(\w+)")
 OF_A_SERVER = ("url", "api_key", "max_concurrent", "requests_per_minute", "cache_size")
-"""Of the models that score, every key but these decides."""
+"""Keys of the models that score which decide nothing."""
 ENV_FACTS = (
     *("type", "options", "max_turns", "max_calls_per_turn", "max_tokens_per_turn"),
     *("max_tool_response_tokens", "max_tool_response_chars", "system_prompt", "enable_tools"),

@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, cast
 
+from agent_r1.cli.declare import add_set
 from agent_r1.cli.evaluation.asking import (
     Meter,
     ask_left,
@@ -54,6 +55,23 @@ from agent_r1.runtime.files.state import split_lines
 
 if TYPE_CHECKING:
     from agent_r1.launch.local_table import Client
+
+
+def table_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `table`."""
+    parser.add_argument("table", type=Path, metavar="TABLE", help="table file (.toml)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder for results, runs and cells (default: those of the file, and runs/table)",
+    )
+    only_help = "only these methods or baselines, by name"
+    parser.add_argument("--only", metavar="METHOD[,METHOD]", help=only_help)
+    parser.add_argument("--seeds", metavar="SEED[,SEED]", help="only the runs with these seeds")
+    overwrite_help = "start the rows again and discard their results"
+    parser.add_argument("--overwrite", action="store_true", help=overwrite_help)
+    add_set(parser)
 
 
 def table(arguments: argparse.Namespace) -> int:

@@ -48,14 +48,15 @@ from agent_r1.evaluation.experiments.estimates import Row
 from agent_r1.reward.config import measuring_advice
 
 ROW_KEYS = ("learner.", "engine.", "evaluation.", "run.seed", "run.dir", "model.path")
-"""What may differ between runs: nothing that a service which stays up needs. Each learner pushes
+"""Keys that may differ between runs: none that a service which stays up needs. Each learner pushes
 the weights of its own model."""
 SAME_KEYS = ("evaluation.sets", "evaluation.temperature", "evaluation.max_questions")
-"""And these may not, or rows would answer different questions."""
+"""Keys that may not differ, or rows would answer different questions."""
 SEED = "{seed}"
 """Stands for the seed of the run in a value of a method."""
 EVALUATED = {"evaluation.before": False, "evaluation.every": 0, "evaluation.after": True}
-"""Of every run: the baseline is what came before, and only the last policy is a result."""
+"""Evaluations of every run: the baseline is what came before, and only the last policy is a
+result."""
 TABLES_FOLDER = Path("runs") / "table"
 
 
@@ -89,7 +90,7 @@ class TablePlan(Plan[TableFile]):
     """Everything a table file asks for."""
 
     base: Config
-    """Of the services and the baselines."""
+    """Configuration of the services and the baselines."""
     methods: Sequence[Row[PlannedRun]]
     """Methods with the same settings share their runs."""
 

@@ -36,7 +36,7 @@ class Rescored:
     record: dict[str, Any]
     before: Reward
     after: Reward | None
-    """None when a component failed."""
+    """New reward; None when a component failed."""
     error: str = ""
 
     @property

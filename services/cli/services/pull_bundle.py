@@ -93,11 +93,11 @@ class BundlePuller:
     """Brings parts of one bundle to a folder."""
 
     client: httpx.AsyncClient
-    """With the run's token."""
+    """Client with the run's token."""
     url: str
     """Base URL of the learner's server."""
     bundle: RunBundle
-    """What there is."""
+    """Bundle that the learner offers."""
     own: Mapping[str, Any]
     """This host's own settings; what they name is compared with the run's and not pulled."""
     folder: Path

@@ -117,7 +117,7 @@ def _configured(arguments: argparse.Namespace) -> Config:
     config = load_config(arguments.config, arguments.options).config
     if arguments.service == "learner" or arguments.config.name != CONFIG_FILE:
         return config
-    return _beside_its_run(config, arguments.config.parent)
+    return beside_its_run(config, arguments.config.parent)
 
 
 def _joined(arguments: argparse.Namespace) -> Config:
@@ -130,7 +130,7 @@ def _joined(arguments: argparse.Namespace) -> Config:
     )
 
 
-def _beside_its_run(config: Config, folder: Path) -> Config:
+def beside_its_run(config: Config, folder: Path) -> Config:
     """Return the configuration of a run folder with Redis and token of the run that runs there."""
     url = config.redis.url or live_redis_url(folder)
     if url is None:

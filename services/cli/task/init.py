@@ -20,7 +20,7 @@ STARTER, TINY_WORLD, ANY_AGENT = "starter", "tiny_world", "any_agent"
 AGENT = "raw_client.py"
 """The agent that `--agent` writes."""
 NOT_COPIED = ("__pycache__", "data", ".index", ".pytest_cache")
-"""Of tiny_world, whose data is generated."""
+"""Files of tiny_world that are not copied, since its data is generated."""
 
 
 def examples_folder() -> Path:

@@ -102,7 +102,7 @@ class Dialogue:
     temperature: float
     max_tokens: int
     tool_format: ToolFormat = HERMES
-    """How calls are written down."""
+    """Format in which calls are written down."""
     messages: list[Message] = field(default_factory=list)
     tools: list[Mapping[str, Any]] = field(default_factory=list)
 

@@ -31,12 +31,12 @@ class Measured:
     step_s: float
     """The second step, in seconds; the first one also warms up."""
     rollout_s: float
-    """Of which the servers sampled."""
+    """Part of the step in which the servers sampled."""
     checkpoint_bytes: int
     weights_bytes: int
-    """Of all versions that are kept."""
+    """Bytes of all versions that are kept."""
     trajectory_bytes: int
-    """Of the trajectories that a step writes down."""
+    """Bytes of the trajectories that a step writes down."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class Plan:
     steps: int
     evaluations: int
     questions: int
-    """Of one evaluation."""
+    """Questions of one evaluation."""
     samples_per_step: int
     checkpoints: int
-    """Kept at a time, the one that is written included."""
+    """Checkpoints kept at a time, the one that is written included."""
 
 
 def dry_run(config: Config) -> int:

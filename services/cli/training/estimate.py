@@ -43,7 +43,7 @@ from agent_r1.runtime.memory import GIB, MIB, free_memory_bytes
 PROGRAMS = 1.7e9
 """Python, torch and vLLM in the services of a run on a CPU, without models: docs/benchmarks.md."""
 ADAPTERS = LoraConfig(rank=32)
-"""What is proposed where training all weights does not fit."""
+"""Adapters that are proposed where training all weights does not fit."""
 RESERVE = 0.2
 """Share of GPU and memory that proposed keys leave free: a peak may be larger than estimated."""
 LARGEST_ERROR = 0.21
@@ -67,7 +67,7 @@ class RunEstimate:
     gpus: list[Load] = field(default_factory=list)
     memory: list[Load] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    """What does not fit."""
+    """Problems: parts that do not fit."""
 
 
 def estimate(config: Config, machine: Machine) -> tuple[list[str], list[str]]:

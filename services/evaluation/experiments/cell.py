@@ -136,7 +136,7 @@ class MatrixCell(Cell):
     calls: Interval
     """Calls that tools answered for a question, to branches that were not chosen included."""
     seconds: Interval
-    """From a question's first turn to its answer, beside the other questions in flight."""
+    """Time from a question's first turn to its answer, beside the other questions in flight."""
     scorer_tokens: Interval | None = None
     """Tokens that the scorer's model read and wrote for a question; None where none was asked."""
     scored_share: Rounded | None = None

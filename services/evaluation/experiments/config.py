@@ -44,7 +44,7 @@ def check_once(what: str, names: Sequence[object]) -> None:
 
 Baseline = Literal["naive_rag", "base_tool_call"]
 Part = Literal["methods", "ablation"]
-"""Which of the two tables a method is a row of."""
+"""Table, of the two, that a method is a row of."""
 BASELINE_TITLES: dict[Baseline, str] = {
     "naive_rag": "Naive RAG",
     "base_tool_call": "Base Tool Call",
@@ -59,9 +59,9 @@ class MethodConfig(StrictConfig):
     name: Name
     """Names the run folders, `{name}_seed0`, and the row for `--only`."""
     title: str = ""
-    """What the tables call it; empty is `name`."""
+    """Name in the tables; empty is `name`."""
     table: Part = "methods"
-    """Which table it is a row of."""
+    """Table that it is a row of."""
     set: dict[str, JsonValue] = {}
     """Keys of the run configuration, as `--set` takes them: `learner.*`, `evaluation.*`, and
     `model.path` for another model of the same shape; "{seed}" stands for the seed of the run."""
@@ -90,8 +90,8 @@ class TableFile(ExperimentFile):
     defaults: dict[str, JsonValue] = {}
     """Keys of the run configuration that hold for every row; a method's own come after."""
     chosen_on: str = ""
-    """Which choices (learning rate, data, prompts) were made while looking at which questions, in
-    sentences for the report. Empty is not known, and the report says so."""
+    """Choices (learning rate, data, prompts) that were made while looking at questions, and at
+    which, in sentences for the report. Empty is not known, and the report says so."""
     remarks: str = ""
     """Sentences for the report that no number says, such as which methods are the same by their
     formulas."""
@@ -145,7 +145,7 @@ class TableFile(ExperimentFile):
 
 SetName = Literal["math500", "gsm8k", "humaneval", "mbpp", "hotpotqa", "2wikimultihopqa", "musique"]
 Method = Literal["direct", "chain_of_thought", "react", "tools_single_turn", "tools_multi_turn"]
-"""How a model is asked. `direct`: for nothing but the answer. `chain_of_thought`: to think first.
+"""Way to ask a model. `direct`: for nothing but the answer. `chain_of_thought`: to think first.
 `react`: to call tools in plain text. `tools_single_turn`, `tools_multi_turn`: to call them as its
 chat template has it, in one turn or in up to `env.max_turns`."""
 SET_NAMES: tuple[SetName, ...] = get_args(SetName)
@@ -180,7 +180,7 @@ class DecodeEntry(StrictConfig):
     name: Name | None = None
     """Names the entry in reports and files; None: the method, and the number of candidates."""
     temperature: PositiveTemperature = 1.0
-    """At which branches are sampled."""
+    """Temperature at which branches are sampled."""
     candidates: Annotated[int, Field(ge=1)] = 4
     """Interactions, the greedy one among them, or turns sampled after every branch."""
     beta: Annotated[float, Field(ge=0)] = 1.0
@@ -283,7 +283,7 @@ class ComparisonEntry(StrictConfig):
     """`better`: the difference is at least the margin, and its interval is above 0. `not_worse`: it
     is not below the negative margin, and its interval is not wholly below 0."""
     margin: Annotated[float, Field(ge=0, le=1)]
-    """Of the score."""
+    """Margin of the score."""
     greedy_between: tuple[float, float] | None = None
     """Range that greedy's score should be in, so that there is something to gain and to lose; a
     model outside is compared all the same, and the report says so."""
@@ -302,11 +302,11 @@ class MatrixFile(ExperimentFile):
     """Answers to each question that are stored, at each temperature, for `majority` and `best_of_n`
     to choose from: the greedy one, and sampled ones. None lets each entry sample its own."""
     methods: Annotated[list[Method], Field(min_length=1)] = list(METHODS)
-    """How models are asked; all ways by default."""
+    """Ways to ask the models; all by default."""
     models: Annotated[list[ModelEntry], Field(min_length=1)]
     """Models, zero-shot or trained."""
     decode: Annotated[list[DecodeEntry], Field(min_length=1)] = [DecodeEntry(method="greedy")]
-    """How answers are found."""
+    """Ways to find an answer."""
     comparisons: list[ComparisonEntry] = []
     """Pairs of ways to find answers to `tasks`, compared question by question."""
     remarks: str = ""

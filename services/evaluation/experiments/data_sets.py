@@ -31,13 +31,13 @@ class Family:
     component: str
     """Reward component that is the score: 1.0 for a right answer."""
     measure: str
-    """What the score is called."""
+    """Name of the score."""
     extra: str | None
     """A second component that is reported."""
     tool: str
     """Name of the tool that helps, as `[tools.<name>]` has it."""
     table: str
-    """What to write under it, for a remedy."""
+    """Table to write under it, for a remedy."""
 
 
 MATHS = Family(

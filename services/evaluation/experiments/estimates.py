@@ -52,7 +52,7 @@ class Row(Generic[Run]):
     """One a seed; in a report, empty where it has not been run."""
     baseline: bool = False
     settings: Mapping[str, JsonValue] = field(default_factory=dict)
-    """What sets it apart, by dotted key."""
+    """Settings that set it apart, by dotted key."""
 
 
 def bootstrap_seeds(

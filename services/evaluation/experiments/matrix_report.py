@@ -25,7 +25,7 @@ SHARES = {"scored": "scored_share", "searched": "searched_share"}
 """Columns with shares of questions, and what cells call them."""
 EXTRA_TITLES = {"f1": "F1", "tests_passed": "tests passed"}
 PICTURE, CURVE = "", "_curves"
-"""What follows the name of the results in those of the pictures' files."""
+"""Ends of the pictures' file names, behind the name of the results."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class CellKey:
 
 
 Cells = Mapping[CellKey, MatrixCell | str]
-"""What was measured, or why there is nothing."""
+"""Cells that were measured, or the reason why there is nothing."""
 
 
 @dataclass(frozen=True)

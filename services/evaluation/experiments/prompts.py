@@ -15,7 +15,7 @@ from agent_r1_proto.tasks import Task
 from agent_r1_proto.tools import ToolSpec
 
 NATIVE, REACT, CODE_BLOCK = "native", "react", "code_block"
-"""How a model writes calls: as its chat template has it, as ReAct's lines, as a fenced block."""
+"""Ways to write calls: as the chat template has it, as ReAct's lines, as a fenced block."""
 TEXT_FORMATS = {
     REACT: "agent_r1.text.tool_formats.react:ReactFormat",
     CODE_BLOCK: "agent_r1.text.tool_formats.code_block:CodeBlockFormat",

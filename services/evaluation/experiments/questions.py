@@ -75,7 +75,7 @@ class MultihopRecord(BaseModel):
     question: str
     answer: str | None = None
     answers: list[str] = []
-    """Of repacked files."""
+    """Answers of repacked files."""
     answer_aliases: list[str] = []
     answerable: bool = True
     """False: a question of MuSiQue-Full that has no answer, which is left out."""

@@ -50,7 +50,7 @@ OLDER: dict[str, Any] = {
     "contrasts": [],
     "remarks": "",
 }
-"""What a JSON file of an older version leaves out."""
+"""Values that a JSON file of an older version leaves out."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ class TableResults:
     in_domain: Sequence[str]
     """Sets whose kind of question was trained on."""
     budget: str
-    """What every trained row spends, in words."""
+    """Budget of every trained row, in words."""
     command: str
     """The command that makes all of it again."""
     versions: Mapping[str, str]
     settings: Mapping[str, Mapping[str, JsonValue]]
-    """Every key of the learner, per method."""
+    """Keys of the learner, per method."""
 
     @property
     def averaged(self) -> Sequence[str]:

@@ -40,7 +40,7 @@ ADVANTAGES: dict[str, type[AdvantageEstimator]] = {
     "mt_grpo": MtGrpo,
     "gigpo": Gigpo,
 }
-"""Every estimator by the name `learner.advantage` takes."""
+"""Estimators by the name that `learner.advantage` takes."""
 
 # Names, not functions: losses import torch, which checking a configuration should not wait for.
 POLICY_LOSSES: dict[str, str] = {
@@ -49,7 +49,7 @@ POLICY_LOSSES: dict[str, str] = {
     "cispo": "agent_r1.learner.algorithms.losses.cispo:cispo_loss",
     "reinforce": "agent_r1.learner.algorithms.losses.reinforce:reinforce_loss",
 }
-"""Every policy loss by the name `learner.policy_loss` takes, as `module:function`."""
+"""Policy losses by the name that `learner.policy_loss` takes, as `module:function`."""
 
 
 def find_advantage(name: str) -> type[AdvantageEstimator]:

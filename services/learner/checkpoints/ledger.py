@@ -3,7 +3,8 @@
 assembly.py (incarnations), weights/publisher.py (policy versions) --> `ledger.json`, and from there
 to the run store, if there is one; a resumed run takes the next ones.
 
-It is written under a temporary name, flushed to disk and renamed, before a number is used.
+It is written under a temporary name, flushed to disk and renamed, before a number is used. The
+number of a start is claimed first (ownership.py).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Protocol
 
 from pydantic import Field
 
-from agent_r1.learner.checkpoints.ownership import TakenOverError
+from agent_r1.learner.checkpoints.ownership import TakenOverError, claim_start, newest_claim
 from agent_r1.runtime.files.run_folder import LEDGER_FILE
 from agent_r1.runtime.files.state import check_object, read_object
 from agent_r1.runtime.files.writing import write_atomically
@@ -28,7 +29,8 @@ class LedgerNumbers(StrictMessage):
     last_policy_version: int = Field(default=0, ge=0)
     """Highest policy version ever assigned, published or not."""
     incarnations_elsewhere: int = Field(default=0, ge=0)
-    """Those of the incarnations that were starts of other run folders on the same services."""
+    """Incarnations that were starts of other run folders on the same services, or were claimed by
+    starts that were killed before they got here."""
 
 
 class NumberStore(Protocol):
@@ -50,6 +52,7 @@ class Ledger:
         self.path = run_folder / LEDGER_FILE
         self._store = store
         self._numbers = self._read()
+        self._newest_start = self._newest_on_disk()
 
     def _read(self) -> LedgerNumbers:
         if not self.path.exists():
@@ -67,14 +70,18 @@ class Ledger:
             ) from exc
         return numbers
 
+    def _newest_on_disk(self) -> int:
+        # Folders of older releases have no claims; a start that was killed early has no more.
+        return max(self._read().incarnation, newest_claim(self.path.parent))
+
     def require_newest(self) -> None:
         """Make sure that no later start has taken over the run folder, before writing there.
 
         Raises:
             TakenOverError: one has.
         """
-        newest = self._read().incarnation
-        if newest > self._numbers.incarnation:
+        newest = self._newest_on_disk()
+        if newest > self._newest_start:
             raise TakenOverError(
                 f"learner start {newest} has taken over {self.path.parent} (this is start "
                 f"{self._numbers.incarnation}); nothing more was written there"
@@ -106,11 +113,8 @@ class Ledger:
         newest = max(numbers.incarnation, incarnation)
         if newest == numbers.incarnation and policy_version <= numbers.last_policy_version:
             return
-        self._write(
-            incarnation=newest,
-            last_policy_version=max(numbers.last_policy_version, policy_version),
-            incarnations_elsewhere=numbers.incarnations_elsewhere + newest - numbers.incarnation,
-        )
+        policy_version = max(numbers.last_policy_version, policy_version)
+        self._write(_skipped_to(numbers, newest, last_policy_version=policy_version))
 
     def next_incarnation(self, after: int = 0) -> int:
         """Take the next incarnation (the first is 1).
@@ -120,14 +124,25 @@ class Ledger:
                 older than they are.
 
         Raises:
-            ValueError, StoreError: the run store has it taken by another, or cannot be used.
+            ValueError, StoreError: another learner has it, or the run store cannot be used.
+            TakenOverError: another learner has a later one.
         """
+        self.require_newest()
+        after = max(after, self._newest_start)
         if self._store is None:
-            self.go_on_after(incarnation=after, policy_version=0)
-            self._write(incarnation=self._numbers.incarnation + 1)
+            self._claim(after + 1)
+            # Whoever wrote here before has taken policy versions until the claim, and takes none
+            # after it: so they are read now.
+            taken = _skipped_to(self._read(), after, incarnation=after + 1)
         else:
-            self._write(**self._store.claim(self._numbers, after).model_dump())
+            taken = self._store.claim(self._numbers, after)
+            self._claim(taken.incarnation)
+        self._write(taken)
         return self._numbers.incarnation
+
+    def _claim(self, incarnation: int) -> None:
+        claim_start(self.path.parent, incarnation)
+        self._newest_start = incarnation
 
     def next_policy_version(self, after: int = 0) -> int:
         """Take the next policy version (the first is 1; 0 is the configured model).
@@ -139,13 +154,22 @@ class Ledger:
             TakenOverError: a later start has taken over the run.
             StoreError: the run store cannot be reached.
         """
-        self._write(last_policy_version=max(self._numbers.last_policy_version, after) + 1)
+        version = max(self._numbers.last_policy_version, after) + 1
+        self._write(self._numbers.model_copy(update={"last_policy_version": version}))
         if self._store is not None:
             self._store.write_numbers(self._numbers)
         return self._numbers.last_policy_version
 
-    def _write(self, **changes: int) -> None:
+    def _write(self, numbers: LedgerNumbers) -> None:
         self.require_newest()
-        numbers = self._numbers.model_copy(update=changes)
         write_atomically(self.path, numbers.model_dump_json(indent=2) + "\n")
+        self._newest_start = max(self._newest_start, numbers.incarnation)
+        self.require_newest()  # a start that was claimed meanwhile may not have seen these numbers
         self._numbers = numbers
+
+
+def _skipped_to(numbers: LedgerNumbers, newest: int, **changes: int) -> LedgerNumbers:
+    """Return the numbers after incarnations, up to `newest`, that were no starts of this folder."""
+    elsewhere = numbers.incarnations_elsewhere + newest - numbers.incarnation
+    skipped = {"incarnation": newest, "incarnations_elsewhere": elsewhere}
+    return numbers.model_copy(update=skipped | changes)

@@ -26,7 +26,7 @@ REQUEST_TIMEOUT_S = 120.0
 """Longest for one request, which carries at most one part of a file."""
 PART_BYTES = 32 * 1024 * 1024
 MAX_PARTS = 9_000
-"""Of one object; S3 allows 10,000."""
+"""Most parts of one object; S3 allows 10,000."""
 PARALLEL = 8
 """Parts of a file on their way at a time."""
 
@@ -41,7 +41,7 @@ _CHECK = {
     "file": "check that this folder can be written",
 }
 _NO_CREDENTIALS = ("/latest/", "metadata.google.internal", "Account must be specified")
-"""What errors mention where nothing but the machine's own role is left to ask."""
+"""Words of errors where nothing but the machine's own role is left to ask."""
 _BAD_CREDENTIALS = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "AccessDenied"}
 
 

@@ -1,8 +1,9 @@
 """One learner writes into a run folder at a time: a lock while it lives, and the newest start wins.
 
 main.py's learner holds `learner.lock` to its end. Locks do not reach everywhere (another machine,
-some network file systems), so the ledger is asked as well before each write: a learner that was
-stopped, replaced and continued finds a later start there, and writes nothing more.
+some network file systems), so every start claims its number as well: it creates a file that is not
+there yet, which one learner alone can. ledger.py looks for a later claim before each write: a
+learner that was stopped, replaced and continued finds one, and writes nothing more.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import weakref
 from pathlib import Path
 
 from agent_r1.learner.stop_rules import RunFailedError
-from agent_r1.runtime.files.run_folder import LOCK_FILE
+from agent_r1.runtime.files.run_folder import LOCK_FILE, STARTS_DIR
+from agent_r1.runtime.files.writing import report_full_disk
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,39 @@ def _holder(path: Path) -> str:
         return f"see {path}"
 
 
+def _this_process() -> bytes:
+    """Return what lock and claims say of their holder."""
+    values = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
+    return (json.dumps(values) + "\n").encode()
+
+
+def newest_claim(folder: Path) -> int:
+    """Return the highest number of a start that was claimed in a run folder; 0 without one."""
+    claims = (folder / STARTS_DIR).glob("*.json")
+    return max((int(path.stem) for path in claims if path.stem.isdigit()), default=0)
+
+
+def claim_start(folder: Path, number: int) -> None:
+    """Take the number of a start; of learners that try at the same moment, exactly one gets it.
+
+    Raises:
+        ValueError: another learner has it; the message names it.
+        DiskFullError: there is no room.
+    """
+    path = folder / STARTS_DIR / f"{number:06d}.json"
+    with report_full_disk("the claim of a start", path):
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError as exc:
+            raise ValueError(
+                f"start {number} of the run in {folder} was taken by another learner at the same "
+                f"moment ({_holder(path)}); let it run, or stop it and try again"
+            ) from exc
+        with open(descriptor, "wb") as file:
+            file.write(_this_process())
+
+
 class FolderLock:
     """The lock of one run folder; it goes with this object at the latest."""
 
@@ -72,9 +107,8 @@ class FolderLock:
             os.close(descriptor)
             raise
         self._close = weakref.finalize(self, os.close, descriptor)
-        values = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
         os.ftruncate(descriptor, 0)
-        os.write(descriptor, (json.dumps(values) + "\n").encode())
+        os.write(descriptor, _this_process())
 
     def _lock(self, descriptor: int) -> None:
         try:

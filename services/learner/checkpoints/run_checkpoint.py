@@ -45,9 +45,10 @@ SCORES_FILE = "scores.json"
 ENGINE_DIR = "engine"
 MODEL_DIR = "model"
 STEP_NAME = re.compile(r"^step_(\d+)$")
-"""What `checkpoint_name` returns."""
+"""Pattern of what `checkpoint_name` returns."""
 CHECKSUM_KEY = "sha256"
-"""In `learner.json`, which changes after its checkpoint was sealed: the digest of the rest."""
+"""Key of the digest of the rest in `learner.json`, which changes after its checkpoint was
+sealed."""
 
 
 class LearnerState(StrictMessage):
@@ -66,7 +67,7 @@ class LearnerState(StrictMessage):
     best_score: float | None = None
     """Highest `evaluation.score` so far, its mean over the sets that are trained on."""
     evaluations_since_best: NonNegativeInt = 0
-    """How many evaluations in a row were no better than the best one before them."""
+    """Number of evaluations in a row that were no better than the best one before them."""
     canary_floor: float | None = None
     """Mean |difference| of log-probabilities at the first version."""
     wall_s: float = Field(default=0.0, ge=0)

@@ -48,7 +48,7 @@ from agent_r1_proto.messages import StrictMessage
 logger = logging.getLogger(__name__)
 
 CLAIM_FILE, RECORD_FILE = "claim.json", "record.json"
-"""Of one start, in its folder."""
+"""Files of one start, in its folder."""
 
 
 class StoredCheckpoint(StrictMessage):

@@ -35,14 +35,16 @@ SMALLEST_BLOCK = 16
 """Own rows of a trajectory; those with fewer are padded to it."""
 
 SIZES_PER_DOUBLING = 4
-"""Of blocks: own rows are padded by less than a fifth."""
+"""Sizes of blocks per doubling: own rows are padded by less than a fifth."""
 PATHS_PER_DOUBLING = 2
-"""Of blocks with prefixes: paths are padded by less than a half, and by a fifth on average."""
+"""Sizes of blocks with prefixes per doubling: paths are padded by less than a half, and by a fifth
+on average."""
 
 LAYOUT_KEYS: dict[Layout, str] = {"packed": "packing", "shared": "share_prefixes"}
 CHECK_ROWS = 390
 MOST_DISTANCE = 0.03
-"""Between two ways to compute the same in bfloat16, relative to the norm; about 0.005 is usual."""
+"""Largest distance between two ways to compute the same in bfloat16, relative to the norm; about
+0.005 is usual."""
 
 Int64Array = npt.NDArray[np.int64]
 

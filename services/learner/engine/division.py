@@ -27,7 +27,7 @@ from agent_r1.weights.snapshot import raw_bytes
 ONE_BY_ONE = "HF_DEACTIVATE_ASYNC_LOAD"
 """Lets transformers read a weight when its turn comes, instead of all of them in threads."""
 SAMPLED_WEIGHTS = 1024
-"""Of each tensor, about, in a checksum."""
+"""Weights of each tensor, about, in a checksum."""
 
 
 def is_divided(parameter: nn.Parameter) -> bool:

@@ -24,7 +24,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 BLOCK_ROWS = 128
 """Rows of queries and of keys that the kernel computes or leaves out together: torch's default."""
 LEAST_HEAD_SIZE = 16
-"""What the kernel's products take: torch._inductor.kernel.flex.flex_attention."""
+"""Least head size that the kernel's products take: torch._inductor.kernel.flex.flex_attention."""
 
 Int64Array = npt.NDArray[np.int64]
 

@@ -57,7 +57,7 @@ class TrainSample:
     temperature: float = 1.0
     """Temperature the tokens were sampled at; must be > 0."""
     name: str = ""
-    """What messages call it: the rollout id."""
+    """Name in messages: the rollout id."""
     old_logprobs: FloatArray | None = None
     """[T] the probability ratio's denominator; None is rollout_logprobs."""
     importance_weights: FloatArray | None = None
@@ -69,7 +69,7 @@ class TrainSample:
     old_values: FloatArray | None = None
     """[T] value before the update; read where value_mask is True."""
     segment_starts: Sequence[int] = ()
-    """Where segments begin, but for the first; see `Trajectory`."""
+    """Indices at which segments begin, but for the first; see `Trajectory`."""
 
     def __post_init__(self) -> None:
         arrays = {name: getattr(self, name) for name in PER_TOKEN}
@@ -121,7 +121,7 @@ class LossSpec:
     fixed_length: int = 1024
     """Tokens, for aggregation "fixed_length"."""
     value_clip: float | None = 0.5
-    """How far the critic's loss follows a value from the old one; None is no bound."""
+    """Distance up to which the critic's loss follows a value from the old one; None is no bound."""
     optimizer_steps: int = 1
     """Split the samples, in order, into this many optimizer batches."""
     drop_zero_advantages: bool = True

@@ -35,7 +35,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CHECK_TOKENS = (0, 1, 2, 3)
 TOLERANCE = 1e-3
 CHECKED_ATTENTION = "sdpa"
-"""What a model is checked with on the CPU, where flash attention does not run."""
+"""Attention that a model is checked with on the CPU, where flash attention does not run."""
 
 
 def parameter_names(model: nn.Module) -> dict[int, list[str]]:

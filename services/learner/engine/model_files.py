@@ -14,7 +14,8 @@ from agent_r1_proto.weights import SNAPSHOT_FILE
 POLICY_FILE = "policy.safetensors"
 CRITIC_FILE = "critic.safetensors"
 WEIGHT = "weight"
-"""Of a parameter's three tensors in these files: the float32 weight that the optimizer keeps."""
+"""Name, among a parameter's three tensors in these files, of the float32 weight that the optimizer
+keeps."""
 OLD_POLICY_TAG, OLD_CRITIC_TAG = "engine", "critic"
 """Folders of the older format: DeepSpeed's, one file a rank, readable with as many ranks."""
 

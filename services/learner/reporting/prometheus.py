@@ -59,7 +59,7 @@ OF_STEP = {
     ),
     "time/step_s": _gauge("step_seconds", "Duration of the last step."),
 }
-"""By its name in `metrics.jsonl`."""
+"""Metrics of a step, by their names in `metrics.jsonl`."""
 
 COMPONENT = _gauge("reward_component_mean", "Mean of one reward component.", "component")
 SCORE = _gauge("evaluation_score", "Score of the newest evaluation.", "set", "score")

@@ -41,7 +41,7 @@ class StepReport:
     learn_s: float
     step_s: float = 0.0
     push: PushReport | None = None
-    """None when the run was stopped before the push was complete."""
+    """Push of the step; None when the run was stopped before it was complete."""
     evaluation: dict[str, float] = field(default_factory=dict)
     """Scores of evaluations that finished since the last step."""
 
@@ -116,7 +116,7 @@ class StepReporter:
         self.newest: dict[str, float] = {}
         """The newest value of everything that was written."""
         self.written_at = time.time()
-        """When the last step was written, or this start began; Unix time, in seconds."""
+        """Time when the last step was written, or this start began; Unix time, in seconds."""
 
     def write(self, report: StepReport) -> None:
         """Write a step to `metrics.jsonl`, TensorBoard, `trajectories/` and the log."""

@@ -26,7 +26,7 @@ class RunSummary(BaseModel):
     evaluations: dict[str, dict[str, Any]]
     best_score: float | None
     evaluations_since_best: int
-    """How many evaluations in a row were no better than the best one before them."""
+    """Number of evaluations in a row that were no better than the best one before them."""
     wall_before_s: float
     _started: float = PrivateAttr(default_factory=time.monotonic)
 

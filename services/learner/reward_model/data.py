@@ -75,7 +75,7 @@ class JudgedEpisode:
     prompt: list[ChatMessage]
     turns: list[ScoreTurn]
     statuses: list[str]
-    """Of every call."""
+    """Statuses of all calls."""
     label: float
     """0.0 to 1.0."""
     place: str = ""
@@ -330,7 +330,7 @@ class VerdictData(SftData):
     """Samples whose last token is a verdict; it weighs as much as the label says."""
 
     rivals: Sequence[Sequence[Candidate]] = ()
-    """Of each state, where they are ranked."""
+    """Rivals of each state, where they are ranked."""
 
     def weighed(
         self, engine: PolicyEngine, batch: Sequence[int], ranking: float

@@ -63,7 +63,7 @@ class Job:
     """Returns the samples of a batch, whose weights may depend on the model as it is; None: as they
     were read."""
     report: Callable[[PolicyEngine], dict[str, Any]] = lambda engine: {}
-    """Called with the trained model; what it returns goes into the summary."""
+    """Report on the trained model; what it returns goes into the summary."""
 
 
 class _Progress(BaseModel):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +37,7 @@ class PushReport:
 
     policy_version: int
     weights: Weights | None = None
-    """What is pushed, until it is delivered."""
+    """Weights that are pushed, until they are delivered."""
     started: float = field(default_factory=time.monotonic)
     """`time.monotonic` when it began."""
     canary: Sequence[CanaryPrompt] = ()
@@ -69,6 +69,39 @@ class PushReport:
     """Longest time a server took to score them."""
 
 
+@dataclass
+class _Push:
+    """One version on its way to several servers."""
+
+    names: dict[asyncio.Task[CanaryReading | None], str]
+    """Server of each load."""
+    invitations: dict[str, Invitation | None]
+    """Invitation of each server, where the version is sent from memory."""
+    sendings: dict[asyncio.Task[None], list[str]]
+    """Transfers that have not ended, and the servers they go to."""
+    pending: set[asyncio.Task[CanaryReading | None]]
+    """Loads that have not ended."""
+    errors: dict[str, ServerError] = field(default_factory=dict)
+    """Failed loads, by server."""
+    broken: bool = False
+    """Whether a transfer has failed."""
+
+    def note_transfers(self, done: Set[asyncio.Task[Any]]) -> None:
+        """Note which transfers have ended, and whether one failed."""
+        for sending in [one for one in self.sendings if one in done]:
+            self.broken |= sending.exception() is not None
+            del self.sendings[sending]
+
+    async def give_up_unsent(self) -> None:
+        """Cancel the transfers, and the loads that wait for them."""
+        for sending in self.sendings:
+            sending.cancel()
+        unsent = {name for invited in self.sendings.values() for name in invited}
+        given_up = {task for task in self.pending if self.names[task] in unsent}
+        self.pending -= given_up  # a push that begins now may invite them
+        await cancel_and_wait(given_up)
+
+
 class Delivery:
     """Brings versions to rollout servers.
 
@@ -87,7 +120,7 @@ class Delivery:
         self._transport = transport
         self._ask = ask
         self.stragglers: dict[asyncio.Task[Any], str] = {}
-        """What still goes on of earlier pushes, by the server."""
+        """Loads of earlier pushes that still go on, and their servers."""
         self.slow: set[str] = set()
         """Servers that took no version when it was sent to them alone; in no group until they do.
         Nobody knows which member has broken a group."""
@@ -122,6 +155,32 @@ class Delivery:
             What went wrong by the server's id, and whether a transfer to several broke, or has not
             ended.
         """
+        push = self._begin(servers, report, location, alone=alone)
+        try:
+            while push.pending and not (until_sent and not push.sendings):
+                had_their_chance = report.servers or (push.broken and not push.sendings)
+                done, _ = await asyncio.wait(
+                    {*push.pending, *push.sendings},
+                    timeout=OTHERS_GRACE_S if had_their_chance else None,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if not done:
+                    break
+                push.note_transfers(done)
+                await self._note_loads(push, done, report)
+            if alone:
+                self.slow |= {push.names[task] for task in push.pending} | push.errors.keys()
+        except asyncio.CancelledError:
+            await push.give_up_unsent()
+            raise
+        finally:
+            self.stragglers |= {task: push.names[task] for task in push.pending}
+        return push.errors, (push.broken or bool(push.sendings)) and not alone
+
+    def _begin(
+        self, servers: Sequence[RolloutServer], report: PushReport, location: str, *, alone: bool
+    ) -> _Push:
+        """Ask servers to load a version, and begin to send what goes from memory."""
         invitations, sendings = self._invite(servers, alone=alone)
         names = {
             asyncio.create_task(
@@ -130,45 +189,25 @@ class Delivery:
             for server, invitation in invitations
         }
         of_server = {server.server_id: invitation for server, invitation in invitations}
-        pending = set(names)
-        errors: dict[str, ServerError] = {}
-        broken = False
-        try:
-            while pending and not (until_sent and not sendings):
-                grace = OTHERS_GRACE_S if report.servers or (broken and not sendings) else None
-                done, _ = await asyncio.wait(
-                    {*pending, *sendings}, timeout=grace, return_when=asyncio.FIRST_COMPLETED
-                )
-                if not done:
-                    break
-                for sending in [one for one in sendings if one in done]:
-                    broken |= sending.exception() is not None
-                    del sendings[sending]
-                for task in done & pending:
-                    pending.discard(task)
-                    try:
-                        reading = task.result()
-                    except ServerError as exc:
-                        errors[names[task]] = exc
-                        logger.warning("push failed server_id=%s error=%s", names[task], exc)
-                        await self._expect_no_more(of_server[names[task]], names[task])
-                        continue
-                    report.servers += 1
-                    if reading is not None:
-                        report.readings.append(reading)
-            if alone:
-                self.slow |= {names[task] for task in pending} | errors.keys()
-        except asyncio.CancelledError:
-            for sending in sendings:
-                sending.cancel()
-            unsent = {name for invited in sendings.values() for name in invited}
-            given_up = {task for task in pending if names[task] in unsent}
-            pending -= given_up  # a push that begins now may invite them
-            await cancel_and_wait(given_up)
-            raise
-        finally:
-            self.stragglers |= {task: names[task] for task in pending}
-        return errors, (broken or bool(sendings)) and not alone
+        return _Push(names, of_server, sendings, pending=set(names))
+
+    async def _note_loads(
+        self, push: _Push, done: Set[asyncio.Task[Any]], report: PushReport
+    ) -> None:
+        """Note what came of the loads that have ended."""
+        for task in done & push.pending:
+            push.pending.discard(task)
+            name = push.names[task]
+            try:
+                reading = task.result()
+            except ServerError as exc:
+                push.errors[name] = exc
+                logger.warning("push failed server_id=%s error=%s", name, exc)
+                await self._expect_no_more(push.invitations[name], name)
+                continue
+            report.servers += 1
+            if reading is not None:
+                report.readings.append(reading)
 
     def _invite(
         self, servers: Sequence[RolloutServer], *, alone: bool

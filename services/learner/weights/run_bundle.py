@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 MAX_PLUGIN_FILES = 2000
 MAX_PLUGIN_BYTES = 64 * MIB
-"""Of one folder of `run.plugins`: more is data, or somebody's home."""
+"""Most bytes of one folder of `run.plugins`: more is data, or somebody's home."""
 OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".h5", ".msgpack")
 """Weights that nothing reads where there are safetensors files."""
 NO_TRANSPORT = (

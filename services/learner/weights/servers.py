@@ -24,7 +24,7 @@ class ServerError(RuntimeError):
         super().__init__(message)
         self.refused = refused
         self.status = status
-        """Of its HTTP answer; None without one."""
+        """Status of its HTTP answer; None without one."""
 
 
 class ServerClient:

@@ -28,7 +28,7 @@ class Particle:
     copies: int = 1
     log_weight: float = 0.0
     candidates: Sequence[Branch] = field(init=False)
-    """What may follow: branches that are one turn longer, or itself once it has ended."""
+    """Branches that may follow: one turn longer, or itself once it has ended."""
     tilted: list[float] = field(init=False)
     """Log of how much each candidate is to count (tilting.py)."""
 

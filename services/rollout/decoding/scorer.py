@@ -30,7 +30,8 @@ SCORE_TIMEOUT_S = 300.0
 
 
 MAX_CONNECTIONS = 512
-"""To a reward service, which takes 2,048 from everybody; more requests wait for one of them."""
+"""Connections to a reward service, which takes 2,048 from everybody; more requests wait for one of
+them."""
 
 
 class BranchScorer(Protocol):

@@ -29,7 +29,7 @@ from agent_r1_proto.tasks import Decoding, Task
 from agent_r1_proto.trajectory import ANSWERED, DecodingCost, Probe, ProbedTurn, Status
 
 OUT_OF_CALLS: tuple[Status, str] = ("TRUNCATED", "decoding_max_calls")
-"""How a branch ends when the budget has no calls left for its last turn."""
+"""End of a branch when the budget has no calls left for its last turn."""
 
 
 @dataclass(eq=False)
@@ -40,15 +40,15 @@ class Search:
     """
 
     turns: Turns
-    """Takes branches from turn to turn."""
+    """Runner that takes branches from turn to turn."""
     decoding: Decoding
-    """Says how."""
+    """Settings of the search."""
     states: list[BranchState]
-    """Those that are open; the caller begins with the one of the first branch."""
+    """States that are open; the caller begins with the one of the first branch."""
     scorer: BranchScorer | None
     """Scores branches; None where the method needs none."""
     seed: int
-    """Of what is drawn."""
+    """Seed of what is drawn."""
 
     def __post_init__(self) -> None:
         self._beta = 1.0 if self.decoding.beta is None else self.decoding.beta

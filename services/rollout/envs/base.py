@@ -19,7 +19,7 @@ from agent_r1_proto.parts import Part, text_of
 from agent_r1_proto.tasks import Task
 
 Observation = str | Sequence[Part]
-"""What the model is shown: text, or parts (`agent_r1.TextPart`, images)."""
+"""Observation of the model: text, or parts (`agent_r1.TextPart`, images)."""
 CallStatus = Literal["ok", "error", "malformed", "unknown_tool", "over_limit"]
 
 
@@ -30,14 +30,14 @@ class CallResult:
     name: str
     """Tool the model named; "" when the call could not be read."""
     arguments: dict[str, JsonValue]
-    """As the model wrote them."""
+    """Arguments, as the model wrote them."""
     status: CallStatus
     """ok and error come from the tool; the others say why it was not run."""
     text: str
     """Text of the result, already cut to the limits of `[env]`. Of a result with an image there is
     none: whoever asks for it ends the attempt as FAILED (`image_refused`), and may read `parts`."""
     data: JsonValue = None
-    """What the tool sent beside its text, for the environment only."""
+    """Data that the tool sent beside its text, for the environment only."""
     parts: Sequence[Part] = ()
     """The result in parts, where it is more than text."""
 
@@ -82,8 +82,8 @@ class EnvStep:
     """The environment's reaction to one turn."""
 
     observations: Sequence[Observation] = ()
-    """What the model sees of each call: one per call, in call order, or none where `message` shows
-    the results. Cut to the limits."""
+    """Observation of each call: one per call, in call order, or none where `message` shows the
+    results. Cut to the limits."""
     process_rewards: Sequence[float | None] = ()
     """Reward of each call, placed on the token that closes it; empty: none."""
     turn_reward: float | None = None

@@ -30,7 +30,8 @@ PLUGIN = "agent_r1_weight_transfer"
 ModelRunner = Literal["v1", "v2"]
 """The two parts of vLLM that run a model and sample from it."""
 GPU_MODEL_RUNNER: ModelRunner = "v2"
-"""What vLLM itself takes on a GPU, and what our tests run as a GPU has it: docs/gpu.md."""
+"""Model runner that vLLM itself takes on a GPU, and with which our tests run as a GPU has it:
+docs/gpu.md."""
 OUT_OF_MEMORY_REMEDY = (
     "lower, in this order: rollout.max_concurrent, rollout.kv_cache_gib "
     "(rollout.gpu_memory_utilization on a GPU), rollout.max_batched_tokens, model.max_context; "
@@ -59,7 +60,7 @@ class ModelFacts:
     """Names of its classes; none where its configuration does not say."""
     layout: ModelLayout
     versions: ModelLayout
-    """What a published version has: the model, or its adapter alone."""
+    """Layout of a published version: the model, or its adapter alone."""
     eos_token_ids: tuple[int, ...]
     vocab_size: int
     head_dim: int

@@ -15,7 +15,7 @@ VERL_COLUMNS = {
     "payload.extra_info": "extra_info",
     "metadata.type": "data_source",
 }
-"""Of the Parquet files that verl's examples write."""
+"""Columns of the Parquet files that verl's examples write."""
 _VERL_MARK = "reward_model"
 _MISSING = object()
 _NO_JSON: Mapping[type[object], tuple[str, str]] = {

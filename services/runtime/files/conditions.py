@@ -28,13 +28,13 @@ class Condition(StrictMessage):
     """The process that saw it."""
     kind: str
     what: str
-    """What is wrong, in a clause."""
+    """Trouble, in a clause."""
     remedy: str
-    """What the user can do, in a clause."""
+    """Remedy for the user, in a clause."""
     began_at: float
     """Unix time, seconds."""
     ended_at: float | None = None
-    """None while it lasts."""
+    """Time of its end; None while it lasts."""
 
     @property
     def lasted_s(self) -> float:

@@ -12,7 +12,7 @@ HEADROOM = 1.1
 """Free space asked for, as a multiple of the estimate."""
 SHARED_MEMORY = Path("/dev/shm")
 SHARED_MEMORY_BYTES = 2**29
-"""For the buffers of NCCL and of vLLM's workers: half of the 1 GiB that NVIDIA advises for
+"""Bytes for the buffers of NCCL and of vLLM's workers: half of the 1 GiB that NVIDIA advises for
 containers, so that one with as much is not refused for what else is in it."""
 
 

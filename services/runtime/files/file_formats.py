@@ -49,13 +49,13 @@ FORMATS = {
     codecs.BOM_UTF16_LE: _UTF_16,
     codecs.BOM_UTF16_BE: _UTF_16,
 }
-"""What a file is by its first bytes, and what to do."""
+"""Kind of a file by its first bytes, and what to do."""
 _FROM_SAVED = "convert it: datasets.load_from_disk(FOLDER).to_json(OUT)"
 ENCODINGS = (
     *("cp932", "euc_jp", "cp949", "gb18030", "big5"),
     *("cp1252", "cp1250", "cp1251", "koi8_r"),
 )
-"""Those that a text which is not UTF-8 is looked for in: the usual ones of older programs."""
+"""Encodings in which a text that is not UTF-8 is looked for: the usual ones of older programs."""
 _SAMPLE_BYTES = 65_536
 _READINGS = 3
 _SHOWN_CHARS = 20

@@ -17,7 +17,7 @@ from agent_r1.runtime.files.disk_space import readable_size, require_room
 
 MODEL_FILES: list[str] = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
 SMALL_FILES: list[str] = ["*.json", "*.txt", "*.jinja"]
-"""Those that say what a model is, without its weights."""
+"""Files that say what a model is, without its weights."""
 OTHER_FILES: list[str] = ["*/*", "consolidated*"]
 """Folders hold the weights in formats of other programs; so do these files."""
 PROGRESS_S = 5.0

@@ -13,51 +13,55 @@ from typing import Any
 from agent_r1.runtime.files.state import read_object
 
 CONFIG_FILE = "config.json"
-"""The whole configuration, without secrets; a resume reads it."""
+"""Configuration of the run, whole, without secrets; a resume reads it."""
 BUNDLE_FILE = "bundle.json"
-"""What services that join on other hosts are given; the learner writes it at each start."""
+"""Files for services that join on other hosts; the learner writes them at each start."""
 LEDGER_FILE = "ledger.json"
-"""The learner writes it before anything else; without it there is nothing to resume."""
+"""Numbers that are never used twice; the learner writes them before anything else, and without them
+there is nothing to resume."""
 LOCK_FILE = "learner.lock"
-"""Locked by the learner that writes there, with its process id and host."""
+"""Lock of the learner that writes there, with its process id and host."""
+STARTS_DIR = "starts"
+"""Claims of the starts of the learner: a file for each, created by that start alone."""
 LAUNCHER_FILE = "launcher.json"
-"""While a run runs: the launcher's process id and its private folder."""
+"""Process id and private folder of the launcher, while a run runs."""
 CLIENTS_DIR = "clients"
-"""While commands such as `evaluate` run services of their own: the folders of these."""
+"""Folders of the services that commands such as `evaluate` run for themselves, while they do."""
 LIVE_DIR = "live"
-"""While a run runs: its token, the way to its Redis, announcements, temporary files; for their
+"""Token of a run, way to its Redis, announcements and temporary files, while it runs; for their
 owner alone. What a launcher that was killed leaves here is removed by the next start."""
 
 METRICS_FILE = "metrics.jsonl"
-"""One line a step."""
+"""Numbers of every step, one line each."""
 EVALUATIONS_FILE = "evaluations.jsonl"
-"""One line an evaluation."""
+"""Evaluations, one line each."""
 ANSWERS_FILE = "evaluation_after.jsonl"
-"""One line a question of the last evaluation."""
+"""Answers of the last evaluation, one line a question."""
 FAILURES_FILE = "failures.jsonl"
-"""The first failure of each kind."""
+"""First failure of each kind."""
 CONDITIONS_FILE = "conditions.jsonl"
-"""What was wrong for a while: a line when it began, and one when it was over."""
+"""Conditions that hindered the run: a line when one began, and one when it was over."""
 DEAD_LETTERS_FILE = "dead_letters.jsonl"
 """Entries that no service could process, one line each, the newest 256; replaced as a whole."""
 SUMMARY_FILE = "summary.json"
-"""What the run came to, written at its end."""
+"""Result of the run, written at its end."""
 
 LOGS_DIR = "logs"
 TENSORBOARD_DIR = "tensorboard"
 TRAJECTORIES_DIR = "trajectories"
 CHECKPOINTS_DIR = "checkpoints"
 STATE_FILE = "learner.json"
-"""In the folder of a checkpoint: where the learner stood."""
+"""State of the learner, in the folder of a checkpoint."""
 
 REDIS_URL_FILE = "redis.url"
-"""In the private folder: how to reach the Redis of a live run."""
+"""URL of the Redis of a live run, in the private folder."""
 REDIS_PASSWORD_FILE = "redis-password"
-"""In the private folder: that Redis's password, for the services."""
+"""Password of that Redis for the services, in the private folder."""
 TOKEN_FILE = "token"
-"""In the private folder: the run's token."""
+"""Token of the run, in the private folder."""
 LEFT_BY_A_FAILED_START = {
-    *(CONFIG_FILE, LOGS_DIR, TRAJECTORIES_DIR, LOCK_FILE, CONDITIONS_FILE),
+    *(CONFIG_FILE, LOGS_DIR, TRAJECTORIES_DIR, LOCK_FILE, STARTS_DIR),
+    CONDITIONS_FILE,
     *(LAUNCHER_FILE, LIVE_DIR, CLIENTS_DIR),
 }
 

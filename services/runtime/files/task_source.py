@@ -31,8 +31,8 @@ class DataSource(StrictConfig):
     `hf:owner/name:split` on the Hugging Face hub (`hf:owner/name/subset:split`). All but the first
     need `pip install 'agent-r1[data]'`."""
     weight: Annotated[float, Field(gt=0)] = 1.0
-    """How often an epoch of training goes through the source: 2.0 is twice, 0.5 is through half of
-    it, and through the other half in the next epoch."""
+    """Number of times that an epoch of training goes through the source: 2.0 is twice, 0.5 is
+    through half of it, and through the other half in the next epoch."""
     columns: dict[str, str] = {}
     """Column of each part of a task: `id`, `prompt` (text or messages), `answers` (the accepted
     ones), `tools`, `tool_context`, `payload.NAME`, `metadata.NAME`. `a.b` is the field b of the

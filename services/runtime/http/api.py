@@ -21,13 +21,14 @@ REFERENCE = "#/components/schemas/{model}"
 SHOWN_VALUE_CHARS = 100
 SHOWN_PROBLEMS = 20
 LISTED_PROBLEMS = 1000
-"""Of a body with more, only their number is said: pydantic writes all of them or none."""
+"""Most problems of a body that are listed; of one with more, only their number is said: pydantic
+writes all of them or none."""
 BODY_ERRORS = {
     "408": "The body did not arrive in time.",
     "413": "The body is too large, or holds too many values.",
     "422": "The body does not fit the schema.",
 }
-"""What every route with a body may answer."""
+"""Errors that every route with a body may answer."""
 
 B = TypeVar("B", bound=BaseModel)
 

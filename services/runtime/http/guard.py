@@ -62,17 +62,17 @@ MAX_HEADER_BYTES = 64 << 10
 MAX_WAITING = 8
 """Most requests of one connection that may wait until an earlier one is answered."""
 LINGER_S = 2.0
-"""How long a refused body is read and thrown away: a socket closed over unread bytes would take the
-answer with it."""
+"""Time for which a refused body is read and thrown away: a socket closed over unread bytes would
+take the answer with it."""
 OPEN_PATHS = ("/healthz", "/readyz")
-"""What needs no token: whether a service is up or ready, and nothing that a run works on."""
+"""Paths that need no token: whether a service is up or ready, and nothing that a run works on."""
 GUARD_ERRORS = {
     "401": "The request has no run token, or another one.",
     "403": "A web page of another host has sent the request.",
     "421": "The request names another host.",
     "429": "Too many requests in a second.",
 }
-"""What every route may answer, as its description says it; OPEN_PATHS never answer 401."""
+"""Errors that every route may answer, as its description says it; OPEN_PATHS never answer 401."""
 _MORE_HEADERS = {401: [(b"www-authenticate", b"Bearer")], 429: [(b"retry-after", b"1")]}
 _PRIVATE_SUFFIXES = (".localhost", ".svc", ".cluster.local")
 
@@ -94,13 +94,13 @@ class HttpGuard:
     listen: ListenConfig
     """Names under which the service is known."""
     token: RunToken | None
-    """What every request must have; None lets every caller in."""
+    """Token that every request must have; None lets every caller in."""
     clock: Callable[[], float] = time.monotonic
     """Seconds that only grow."""
     error_body: ErrorBody = detail
-    """How callers of the application read errors."""
+    """Form in which callers of the application read errors."""
     _requests: Counter[str] = field(default_factory=Counter[str], init=False)
-    """Of the second that ends at `_second_ends`, by address."""
+    """Requests of the second that ends at `_second_ends`, by address."""
     _second_ends: float = field(default=0.0, init=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

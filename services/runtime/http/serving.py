@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 5
 _IDLE_S = 15
-"""After it, idle connections are closed. Clients (httpx) give theirs up after 5 s, so no server
-closes one on which a request is on its way."""
+"""Time after which idle connections are closed. Clients (httpx) give theirs up after 5 s, so no
+server closes one on which a request is on its way."""
 _OTHER_FILES = 1024
 """Most files that a service has open beside its connections."""
 _WILDCARDS = ("0.0.0.0", "::")

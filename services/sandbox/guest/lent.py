@@ -25,7 +25,7 @@ CHANGEABLE = (
 READS = ("get", "getitem", "global", "kept")
 MOST_LENT = 16
 MOST_ITEMS = 256
-"""Of an argument that is kept: each call looks at all of them."""
+"""Most items of an argument that is kept: each call looks at all of them."""
 
 
 @dataclass
@@ -34,10 +34,10 @@ class Lent:
 
     operation: str
     operands: tuple[Any, ...]
-    """How it was read."""
+    """Operands with which it was read."""
     value: Any
     written: Any
-    """What it was when the two sides were last the same."""
+    """Value that it had when the two sides were last the same."""
 
     def is_of(self, operation: str, operands: tuple[Any, ...]) -> bool:
         """Tell whether it was read in this way."""

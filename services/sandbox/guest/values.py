@@ -46,7 +46,7 @@ _STANDARD_MODULES = sys.stdlib_module_names - {"unittest"}
 """Without what decides whether a test has passed."""
 _INTERPRETER_TYPES = {kind.__name__: kind for kind in vars(types).values() if type(kind) is type}
 PLAIN_BASES = tuple(_COPIES)
-"""What the solution's own classes may derive from: the first seven cannot change."""
+"""Classes that the solution's own may derive from: the first seven cannot change."""
 FIXED_BASES = PLAIN_BASES[:7]
 
 
@@ -416,5 +416,5 @@ STANDARD_TYPES: dict[str, type] = {
     for kind in (*_ATOMS, *_CONTAINERS, *_MAPPINGS)
     if not hasattr(builtins, kind.__name__) and kind is not re.Pattern  # which nobody calls
 }
-"""What crosses as a copy and has to be imported, by name."""
+"""Types that cross as a copy and have to be imported, by name."""
 _MAPPING_READERS = {kind.__name__: read for kind, read in _MAPPINGS.items()}

@@ -34,7 +34,7 @@ class ParsedCall:
     error: str = ""
     """Why the call cannot be read, as the model is told; "" when it can."""
     id: str = ""
-    """What the model called the call, where its format has such ids."""
+    """Id that the model gave the call, where its format has such ids."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class CallBlock:
     """A stretch of a turn that holds calls, and nothing else."""
 
     start: int
-    """Of its first character in the turn's text."""
+    """Index of its first character in the turn's text."""
     end: int
     """One past its last character."""
     calls: Sequence[ParsedCall]
-    """In order, at least one."""
+    """Calls in order, at least one."""
 
 
 class ToolFormat(ABC):
@@ -63,9 +63,9 @@ class ToolFormat(ABC):
     markup: ClassVar[tuple[str, ...]] = ()
     """Tags of the format. Where one is a token, no text of a tool becomes that token."""
     closing_tag: ClassVar[str] = ""
-    """What every call ends with; "" where that differs."""
+    """Tag that every call ends with; "" where that differs."""
     separator: ClassVar[str] = " "
-    """What may stand between calls, beside white space."""
+    """Text that may stand between calls, beside white space."""
     vllm_parser: ClassVar[str] = ""
     """The tool parser of `vllm serve` that reads the same calls; "" where there is none."""
     endings: ClassVar[tuple[str, ...]] = ()

@@ -20,7 +20,7 @@ from agent_r1.text.tool_formats.base import (
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 OBJECT = '{"name": ..., "arguments": {...}}'
-"""What stands between the tags, as the model is told."""
+"""Form of what stands between the tags, as the model is told."""
 _OPENING = re.compile(rf"{OPEN}\s*")
 _BEGINS = re.compile(growing(OPEN))
 

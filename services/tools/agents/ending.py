@@ -1,4 +1,4 @@
-"""How an attempt of an agent ended: what its keeper reports --> `AgentEnd`."""
+"""End of an agent's attempt: what its keeper reports --> `AgentEnd`."""
 
 from __future__ import annotations
 

@@ -43,6 +43,7 @@ from agent_r1.sandbox.processes import (
     measure_memory,
     measure_shares,
 )
+from agent_r1.tools.agents.variables import agent_variables
 
 Json = dict[str, Any]
 
@@ -58,8 +59,6 @@ _NEW_OTHERS = 0x10000000 | 0x20000 | 0x20000000 | 0x08000000  # user, mount, pid
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC = 1, 2, 4, 8, 4096, 16384
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _CAPABILITY_VERSION_3 = 0x20080522
-_PROMPT_BYTES = 100_000
-"""Longer prompts do not fit into an environment variable."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -264,23 +263,14 @@ def read_more(fd: int, tail: bytearray) -> bool:
 
 def make_environment(config: Json, order: Json, folder: Path, base_url: str) -> dict[str, str]:
     """Return the environment of the agent: nothing of the service's."""
-    environment = {
+    task_file = str(folder / "task.json")
+    return {
         **config["environment"],
         **config["env"],
         "HOME": str(folder / "home"),
         "TMPDIR": str(folder),
-        "OPENAI_BASE_URL": base_url,
-        "OPENAI_API_KEY": order["key"],
-        "OPENAI_MODEL": order["model"],
-        "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),  # its SDKs add that themselves
-        "ANTHROPIC_API_KEY": order["key"],
-        "ANTHROPIC_MODEL": order["model"],
-        "AGENT_R1_TASK": str(folder / "task.json"),
+        **agent_variables(base_url, order["key"], order["model"], task_file, order["prompt"]),
     }
-    prompt = order["prompt"]
-    if len(prompt.encode()) <= _PROMPT_BYTES and "\0" not in prompt:
-        environment["AGENT_R1_PROMPT"] = prompt
-    return environment
 
 
 def read_files(work: Path, names: list[str], max_chars: int) -> dict[str, str]:

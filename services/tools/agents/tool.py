@@ -83,15 +83,7 @@ class AgentTool(Tool):
         Raises:
             ToolUnavailableError: the call is wrong, or the sandbox ended under the agent.
         """
-        try:
-            attempt = AgentAttempt.model_validate(context.tool_context)
-        except ValidationError as exc:
-            # Not its text: that has the values, and one is the session's key.
-            problems = "; ".join(
-                f"{'.'.join(map(str, error['loc']))}: {error['msg']}"
-                for error in exc.errors(include_url=False, include_input=False)
-            )
-            raise ToolUnavailableError(f"tool_context is no AgentAttempt: {problems}") from None
+        attempt = read_attempt(context)
         running = self._running.get(context.rollout_id)
         if running is None:
             running = _Running(self._sandbox, self.settings, attempt)
@@ -151,6 +143,23 @@ class _Running:
         if report is None:
             raise ToolUnavailableError("the sandbox of the agents ended while an agent ran")
         return report
+
+
+def read_attempt(context: CallContext) -> AgentAttempt:
+    """Return the attempt that a call is about.
+
+    Raises:
+        ToolUnavailableError: the call is wrong.
+    """
+    try:
+        return AgentAttempt.model_validate(context.tool_context)
+    except ValidationError as exc:
+        # Not its text: that has the values, and one is the session's key.
+        problems = "; ".join(
+            f"{'.'.join(map(str, error['loc']))}: {error['msg']}"
+            for error in exc.errors(include_url=False, include_input=False)
+        )
+        raise ToolUnavailableError(f"tool_context is no AgentAttempt: {problems}") from None
 
 
 def import_agent(name: str) -> type[Agent]:

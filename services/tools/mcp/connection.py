@@ -36,7 +36,7 @@ CLOSE_TIMEOUT_S = 10.0
 LOSS_TIMEOUT_S = 1.0
 HTTP_CONNECT_TIMEOUT_S = 10.0
 MAX_EVENT_BYTES = 64 << 20
-"""Of one answer over HTTP; larger ones break the connection."""
+"""Most bytes of one answer over HTTP; larger ones break the connection."""
 MAX_TOOL_PAGES = 100
 SHARED_MODE = "auto"
 SESSION_MODE = "legacy"
@@ -66,7 +66,7 @@ class Offer:
     """Name and version of the server."""
     tool: Tool
     left_out: Sequence[str] = ()
-    """What of its entry cannot be used here, with the place."""
+    """Parts of its entry that cannot be used here, with the place."""
 
     @property
     def version(self) -> str:
@@ -80,11 +80,11 @@ class McpConnection:
     """A connection to the server of `settings`."""
 
     settings: McpSettings
-    """How to reach it."""
+    """Settings of the connection."""
     stateful: bool
     """Insist on a session of the server's (HTTP); a process always has its own state."""
     errlog: IO[str] | None = None
-    """Where a started server's standard error goes; None is this process's."""
+    """File for a started server's standard error; None is this process's."""
     _client: Client | None = field(default=None, init=False)
     _owner: asyncio.Task[None] | None = field(default=None, init=False)
     _ready: asyncio.Event = field(default_factory=asyncio.Event, init=False)

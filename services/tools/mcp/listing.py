@@ -26,7 +26,7 @@ _STRICTEST = "2025-11-25"
 _NEEDED = {"name", "inputSchema"}
 
 Notes = dict[str, list[str]]
-"""By tool, what was left out of its entry."""
+"""Parts that were left out of a tool's entry, by tool."""
 
 
 class MendedStream:

@@ -39,7 +39,7 @@ class McpSettings(StrictConfig):
     max_sessions: Annotated[int, Field(ge=1)] = 64
     """isolation = "rollout": most sessions open at once; further trajectories wait."""
     description: str | None = None
-    """What the model reads about the tool; None takes the server's text."""
+    """Description of the tool for the model; None takes the server's text."""
     idempotent: bool | None = None
     """Whether a call may be sent again when it is not known if it ran; None takes the server's
     annotations (readOnlyHint, idempotentHint), and false where it gives none."""

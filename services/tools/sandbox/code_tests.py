@@ -155,9 +155,9 @@ class _TestRun:
     context: CallContext
     deadline: float
     failures: list[str | None] = field(default_factory=list)
-    """Of each test that was run: what is wrong; None where it passed."""
+    """Failure of each test that was run; None where it passed."""
     _end: float | None = None
-    """When `total_s` is over; sandboxes that the code has used up are replaced in this time."""
+    """End of `total_s`; sandboxes that the code has used up are replaced in this time."""
     _tries: int = 0
 
     @property

@@ -60,7 +60,7 @@ class BatchedSearch:
     max_running: int = 1
     """Most calls of `search` at once."""
     gather_s: float = 0.0
-    """How long the first query of a batch waits for others, in seconds."""
+    """Time for which the first query of a batch waits for others, in seconds."""
     cache_size: int = 4096
     """Answers kept, least recently used dropped first."""
     counts: SearchCounts = field(default_factory=SearchCounts)

@@ -30,7 +30,7 @@ class SearchConfig(ToolConfig):
     """Further keys of a tool of the type `search`."""
 
     backend: Literal["bm25", "elasticsearch"] = "bm25"
-    """What finds the passages; `bm25` is an index of this machine, `elasticsearch` one that
+    """Backend that finds the passages; `bm25` is an index of this machine, `elasticsearch` one that
     `agent-r1 search index` has made on a server."""
     corpus: Path | None = None
     """JSON lines of {id, title, text}, plain or .gz; `bm25` needs it, `elasticsearch` does
@@ -53,7 +53,7 @@ class SearchConfig(ToolConfig):
     max_search_requests: Annotated[int, Field(ge=1)] = 4
     """elasticsearch: most requests at once."""
     description: str = "Searches an encyclopedia and returns the passages that match best."
-    """What the model reads about the tool."""
+    """Description of the tool for the model."""
     top_k: Annotated[int, Field(ge=1, le=1000)] = 5
     """Passages returned for a query."""
     passage_template: str = "[{number}] {title}\n{text}"

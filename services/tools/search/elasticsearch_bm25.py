@@ -60,7 +60,7 @@ class ElasticsearchIndex:
 
     server: ElasticsearchServer
     name: str
-    """As it is configured."""
+    """Name of the index, as it is configured."""
     index: StoredIndex
     """The version that is searched, as `check_index` found it."""
     _client: AsyncElasticsearch | None = field(default=None, init=False)

@@ -28,7 +28,7 @@ API_KEY_VARIABLE = "AGENT_R1_ELASTICSEARCH_API_KEY"
 USER_VARIABLE = "AGENT_R1_ELASTICSEARCH_USER"
 PASSWORD_VARIABLE = "AGENT_R1_ELASTICSEARCH_PASSWORD"
 FILE_SUFFIX = "_FILE"
-"""Of a variable that names a file with the API key or the password instead."""
+"""Suffix of a variable that names a file with the API key or the password instead."""
 CREDENTIALS_REMEDY = f"set {API_KEY_VARIABLE}, or {USER_VARIABLE} and {PASSWORD_VARIABLE}"
 
 _SHOWN_CHARS = 300

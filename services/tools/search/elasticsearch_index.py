@@ -62,7 +62,7 @@ class IndexMeta(StrictMessage):
     num_passages: int
     """Passages of the corpus."""
     loaded: int
-    """So many of them, from the first, are in the index."""
+    """Number of them, from the first, that are in the index."""
     complete: bool
     """All of them are, and the index may be searched."""
 
@@ -76,9 +76,9 @@ class StoredIndex:
     created_ms: int
     num_shards: int
     meta: IndexMeta | None
-    """None for an index that is not ours."""
+    """Facts of the index; None for one that is not ours."""
     differences: tuple[str, ...]
-    """How its analysis and mapping differ from ours."""
+    """Differences of its analysis and mapping from ours."""
 
 
 def fingerprint_of(corpus_sha256: str) -> str:

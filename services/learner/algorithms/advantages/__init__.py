@@ -31,12 +31,12 @@ class LineageRow(NamedTuple):
     trajectory: int
     """Number of the trajectory in the batch."""
     name: str
-    """Of the lineage, as no other one of the trajectory is called."""
+    """Name of the lineage, which no other one of the trajectory has."""
     outcome: float
-    """What its token rewards have of the trajectory's outcome, which each of its lineages has and
-    the trajectory has earned once."""
+    """Part of its token rewards that is the trajectory's outcome, which each of its lineages has
+    and the trajectory has earned once."""
     begins: bool
-    """It begins with the prompt of the task, as one row of every trajectory may."""
+    """Whether it begins with the prompt of the task, as one row of every trajectory may."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Advantages(NamedTuple):
     value_masks: list[npt.NDArray[np.bool_]] | None = None
     """[N][T] the tokens at which the critic learns; None: at every credited one."""
     metrics: Mapping[str, float] = {}
-    """What the estimator reports of the batch, by metric name."""
+    """Numbers that the estimator reports of the batch, by metric name."""
 
 
 class AdvantageEstimator(StrictConfig, ABC):
@@ -99,7 +99,7 @@ class AdvantageEstimator(StrictConfig, ABC):
     compares_group: ClassVar[bool] = False
     """The trajectories of a group are compared, so that one alone has no advantage."""
     credit: ClassVar[Literal["token", "turn", "trajectory"]] = "token"
-    """What has one advantage, the same on all of its credited tokens."""
+    """Unit that has one advantage, the same on all of its credited tokens."""
     zero_when_equal: ClassVar[bool] = False
     """Advantages are exactly 0 in a group of equal rewards."""
 

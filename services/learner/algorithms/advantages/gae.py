@@ -40,7 +40,7 @@ class Gae(AdvantageEstimator):
     gamma: float = 1.0
     """Discount per packed token."""
     lam: float = 1.0
-    """From 0 (bootstrapped) to 1 (reward-to-go minus value)."""
+    """Lambda of GAE, from 0 (bootstrapped) to 1 (reward-to-go minus value)."""
     needs_critic: ClassVar[bool] = True
 
     def __call__(self, batch: AdvantageBatch) -> Advantages:

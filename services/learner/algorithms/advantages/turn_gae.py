@@ -29,7 +29,7 @@ class TurnGae(AdvantageEstimator):
     gamma: float = 1.0
     """Discount per turn."""
     lam: float = 1.0
-    """From 0 (bootstrapped) to 1 (reward-to-go minus value)."""
+    """Lambda of GAE, from 0 (bootstrapped) to 1 (reward-to-go minus value)."""
     needs_critic: ClassVar[bool] = True
     credit: ClassVar = "turn"
 

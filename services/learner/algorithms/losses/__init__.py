@@ -29,7 +29,8 @@ class LossInputs:
     """[N] long, 0 <= row < num_sequences of each token's trajectory. A trajectory is never split
     over micro-batches, but for losses that look at each token by itself (`is_per_token`)."""
     num_sequences: int
-    """At least the trajectories of the micro-batch; some may have no trained token."""
+    """Number of sequences: at least the trajectories of the micro-batch; some may have no trained
+    token."""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ WORKER_END_S = 10.0
 FAILURE_GRACE_S = 15.0
 """A collective with a lost peer must have failed within this time, else the process is ended."""
 SETTLE_S = 4 * BEAT_S
-"""When one rank fails, others fail because of it: wait this long to hear of all before blaming."""
+"""Wait before blaming, to hear of all: when one rank fails, others fail because of it."""
 
 
 class RankGroup:

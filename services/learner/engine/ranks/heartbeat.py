@@ -22,9 +22,9 @@ LOST_AFTER_S = 40.0
 """A rank that is silent for this long is lost."""
 WORD_BYTES = 2048
 STOP = "stop"
-"""Of another rank to rank 0: it was asked to stop, so all should. After END: they were."""
+"""Word of another rank to rank 0: it was asked to stop, so all should. After END: they were."""
 END = "end:"
-"""Of rank 0 to the others: the ranks end; then why, or "" when the work is done."""
+"""Word of rank 0 to the others: the ranks end; then why, or "" when the work is done."""
 LOST = "lost:"
 """Heard of a rank whose connection broke; then how."""
 

@@ -36,7 +36,8 @@ class Groups(NamedTuple):
     control: Any
     """Commands and results."""
     life: dict[int, Any]
-    """By rank, from 1: the pair of rank 0 and that rank. A lost rank closes its own pair only."""
+    """Pairs of rank 0 and each other rank, by rank, from 1. A lost rank closes its own pair
+    only."""
 
 
 def join(place: RankPlace, store: Any, config: EngineConfig) -> Groups:

@@ -69,7 +69,7 @@ class CriticSetup:
 
     model: ModelConfig
     lr: float
-    """After warm-up."""
+    """Learning rate after warm-up."""
     warmup_steps: int = 0
     """Optimizer steps at the start of the run that train the critic alone."""
 
@@ -101,11 +101,11 @@ class EngineSetup:
     model: ModelConfig
     config: EngineConfig
     seed: int = 0
-    """Of torch, on every rank."""
+    """Seed of torch, on every rank."""
     with_reference: bool = False
     """Keep the configured model for the KL term."""
     table_name: str = "engine"
-    """Of the engine's table, such as "sft.engine": named in messages about keys."""
+    """Name of the engine's table, such as "sft.engine", in messages about keys."""
     critic: CriticSetup | None = None
     deterministic: bool = False
     """Use deterministic kernels only."""
@@ -167,7 +167,7 @@ class TokenBatch:
     num_tokens: int
     """Tokens of the trajectories."""
     num_computed: int
-    """Of them, those that are computed: one that several trajectories share counts once."""
+    """Tokens of them that are computed: one that several trajectories share counts once."""
 
     @property
     def num_padded(self) -> int:
@@ -231,8 +231,8 @@ class RankBatch:
 
     spec: LossSpec
     steps: list[OptimizerStep]
-    """Those with something to learn: fewer than `spec.optimizer_steps` where filters left nothing.
-    """
+    """Steps with something to learn: fewer than `spec.optimizer_steps` where filters left
+    nothing."""
 
     def policy_batches(self) -> Iterator[TokenBatch]:
         """Yield every micro-batch that the policy runs forward."""

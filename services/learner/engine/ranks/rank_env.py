@@ -27,9 +27,9 @@ class RankPlace:
     address: str = LOOPBACK
     """Host of the store."""
     port: int = 0
-    """Of the store; 0: rank 0 chooses one, and starts the other ranks on its own machine."""
+    """Port of the store; 0: rank 0 chooses one, and starts the other ranks on its own machine."""
     attempt: str | None = None
-    """Set where torchrun holds the store: how often it has restarted the ranks."""
+    """Number of restarts of the ranks by torchrun, where it holds the store."""
 
     def environment(self) -> dict[str, str]:
         """Return the variables that `read_place` reads."""

@@ -29,7 +29,7 @@ HEARD_S = 10.0
 VERDICT = "verdict"
 """Key: "" when all ranks have come, else why they cannot begin."""
 REFUSAL = "error"
-"""Of what a rank leaves in place of its configuration: why it cannot take part."""
+"""Key of what a rank leaves in place of its configuration: why it cannot take part."""
 
 # torch's stubs hide these public classes.
 _TcpStore: Any = dist.__dict__["TCPStore"]

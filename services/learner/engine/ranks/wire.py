@@ -24,7 +24,7 @@ BUILD = "build"
 GATHERED = ("score", "values")
 """Commands whose results rank 0 waits for."""
 RESULTS = "results"
-"""What a rank answers to them."""
+"""Command by which a rank answers them."""
 ARGUMENTS: dict[str, TypeAdapter[Any]] = {
     BUILD: TypeAdapter(None),
     "train": TypeAdapter(RankBatch),

@@ -18,7 +18,7 @@ class RunFacts:
     folder: Path
     """Run folder."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Every table, without secrets."""
+    """Configuration of the run, without secrets."""
 
     @property
     def unique_id(self) -> str:

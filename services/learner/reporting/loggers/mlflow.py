@@ -12,11 +12,11 @@ from agent_r1.learner.reporting.loggers.base import RunFacts
 from agent_r1.runtime.imports import import_extra
 
 EXPERIMENT = "agent-r1"
-"""Where MLFLOW_EXPERIMENT_NAME names no other."""
+"""Experiment where MLFLOW_EXPERIMENT_NAME names no other."""
 RUN_TAG = "agent_r1.run"
 MAX_PARAMETER_CHARS = 500
 _FORBIDDEN = re.compile(r"[^\w./ -]")
-"""What MLflow does not allow in the name of a metric or a parameter."""
+"""Characters that MLflow does not allow in the name of a metric or a parameter."""
 
 
 class MlflowLogger:

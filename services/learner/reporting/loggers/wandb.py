@@ -8,7 +8,7 @@ from agent_r1.learner.reporting.loggers.base import RunFacts
 from agent_r1.runtime.imports import import_extra
 
 PROJECT = "agent-r1"
-"""Where WANDB_PROJECT names no other."""
+"""Project where WANDB_PROJECT names no other."""
 
 
 class WandbLogger:

@@ -75,7 +75,7 @@ class GrowingAnswer:
 
     parts: list[EngineCoreOutput] = field(default_factory=list)
     logprobs: list[tuple[LogprobsLists, int]] = field(default_factory=list)
-    """Of each token: those of its step, and the row of the request there."""
+    """Log-probabilities of each token: those of its step, and the row of the request there."""
 
     def join(self) -> EngineCoreOutput:
         """Return the last part with the tokens, log-probabilities and events of all."""

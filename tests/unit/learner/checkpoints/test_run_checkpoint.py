@@ -5,17 +5,24 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_r1.learner.checkpoints import ledger as ledger_module
 from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.checkpoints.ownership import TakenOverError
 from agent_r1.learner.checkpoints.run_checkpoint import Checkpoints, LearnerState
 from agent_r1.learner.reporting.run_folder import RunFolder
+from agent_r1.runtime.files.run_folder import run_folder_problem
 from agent_r1.runtime.files.writing import DiskFullError
 from agent_r1_proto.failures import failure
 from tests.support.learner_fakes import FakeEngine
@@ -270,6 +277,48 @@ def test_a_later_start_ends_the_writing_of_an_earlier_one(tmp_path: Path):
     assert heir.path.read_text() == numbers
 
 
+def test_a_version_is_not_used_by_a_start_that_is_replaced_while_it_writes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    zombie = Ledger(tmp_path)
+    zombie.next_incarnation()
+    write, heirs = ledger_module.write_atomically, list[Ledger]()
+
+    def meanwhile(path: Path, content: str) -> None:
+        if not heirs:
+            heirs.append(Ledger(tmp_path))
+            heirs[0].next_incarnation()
+        write(path, content)
+
+    monkeypatch.setattr(ledger_module, "write_atomically", meanwhile)
+    with pytest.raises(TakenOverError, match="learner start 2 has taken over"):
+        zombie.next_policy_version()
+    assert heirs[0].next_policy_version() == 1
+    assert Ledger(tmp_path).last_incarnation == 2
+
+
+def test_a_version_that_was_taken_until_the_claim_is_not_used_again(tmp_path: Path):
+    zombie = Ledger(tmp_path)
+    zombie.next_incarnation()
+    heir = Ledger(tmp_path)
+    assert zombie.next_policy_version() == 1
+    heir.next_incarnation()
+    assert heir.next_policy_version() == 2
+
+
+def test_a_later_claim_ends_an_earlier_start_whatever_the_ledger_says(tmp_path: Path):
+    zombie = Ledger(tmp_path)
+    zombie.next_incarnation()
+    older = zombie.path.read_text()
+    heir = Ledger(tmp_path)
+    assert heir.next_incarnation() == 2
+    zombie.path.write_text(older)  # a write of the zombie that was under way
+    with pytest.raises(TakenOverError, match="learner start 2 has taken over"):
+        zombie.require_newest()
+    heir.next_policy_version()
+    assert Ledger(tmp_path).last_incarnation == 2
+
+
 def test_a_learner_that_is_taken_over_while_it_writes_a_checkpoint_leaves_none(tmp_path: Path):
     zombie = Ledger(tmp_path)
     zombie.next_incarnation()
@@ -286,6 +335,73 @@ def test_a_learner_that_is_taken_over_while_it_writes_a_checkpoint_leaves_none(t
         checkpoints.save(Suspended(), LearnerState(step=1))
     assert checkpoints.steps() == []
     assert list(checkpoints.directory.iterdir()) == []
+
+
+def test_of_learners_that_start_at_one_moment_without_locks_exactly_one_gets_the_number(
+    tmp_path: Path,
+):
+    rounds, learners = 20, 4
+    together = threading.Barrier(learners)
+
+    def start(ledger: Ledger) -> int | None:
+        together.wait(60)
+        try:
+            return ledger.next_incarnation()
+        except (ValueError, TakenOverError):
+            return None
+
+    with ThreadPoolExecutor(learners) as threads:
+        for number in range(1, rounds + 1):
+            # All of them have seen the folder as the start before has left it.
+            ledgers = [Ledger(tmp_path) for _ in range(learners)]
+            results = list(threads.map(start, ledgers))
+            assert [result for result in results if result is not None] == [number]
+            ledgers[results.index(number)].require_newest()
+
+
+def test_a_start_between_the_look_and_the_claim_of_another_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    slow, require_newest = Ledger(tmp_path), Ledger.require_newest
+
+    def meanwhile(self: Ledger) -> None:
+        require_newest(self)
+        if self is slow:
+            Ledger(tmp_path).next_incarnation()
+
+    monkeypatch.setattr(Ledger, "require_newest", meanwhile)
+    with pytest.raises(
+        ValueError,
+        match=rf"start 1 of the run in {tmp_path} .* another learner .*process {os.getpid()} on",
+    ):
+        slow.next_incarnation()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from agent_r1.learner.checkpoints import ledger
+
+ledger.write_atomically = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+ledger.Ledger(Path(sys.argv[1])).next_incarnation()
+"""
+
+
+@pytest.mark.parametrize("starts", [0, 1])
+def test_a_start_that_was_killed_before_its_number_was_in_the_ledger_can_be_repeated(
+    tmp_path: Path, starts: int
+):
+    for _ in range(starts):
+        Ledger(tmp_path).next_incarnation()
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False, timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    resume = starts > 0
+    assert run_folder_problem(tmp_path, resume=resume) is None
+    RunFolder(tmp_path).prepare(resume=resume)
+    ledger = Ledger(tmp_path)
+    assert ledger.next_incarnation() == starts + 2
+    ledger.require_newest()
+    assert Ledger(tmp_path).starts == starts + 1
 
 
 def test_a_folder_has_one_learner_at_a_time_and_names_it(tmp_path: Path):

@@ -1,0 +1,32 @@
+"""Variables that tell an agent's program of its task and its model: those that SDKs read."""
+
+from __future__ import annotations
+
+_PROMPT_BYTES = 100_000
+"""Longer prompts do not fit into an environment variable."""
+
+
+def agent_variables(
+    base_url: str, key: str, model: str, task_file: str, prompt: str
+) -> dict[str, str]:
+    """Return the variables of one attempt.
+
+    Args:
+        base_url: of OpenAI's API, up to and with `/v1`.
+        key: of the session.
+        model: what it is called there.
+        task_file: has the task as JSON.
+        prompt: what is asked.
+    """
+    variables = {
+        "OPENAI_BASE_URL": base_url,
+        "OPENAI_API_KEY": key,
+        "OPENAI_MODEL": model,
+        "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),  # its SDKs add that themselves
+        "ANTHROPIC_API_KEY": key,
+        "ANTHROPIC_MODEL": model,
+        "AGENT_R1_TASK": task_file,
+    }
+    if len(prompt.encode()) <= _PROMPT_BYTES and "\0" not in prompt:
+        variables["AGENT_R1_PROMPT"] = prompt
+    return variables
