@@ -231,11 +231,13 @@ class AgentSession:
         except SessionTakenError as exc:
             raise WireError("unavailable", f"{exc}; send the request again") from exc
         finally:
-            for task in work:
-                task.cancel()
-            await asyncio.gather(*work, return_exceptions=True)
-            self._sampling -= {node.number for node in nodes}
-            self._in_flight -= asked.n
+            try:
+                for task in work:
+                    task.cancel()
+                await asyncio.gather(*work, return_exceptions=True)
+            finally:  # a client may go away just now
+                self._sampling -= {node.number for node in nodes}
+                self._in_flight -= asked.n
 
     # -- placing a request -----------------------------------------------------------------------
 

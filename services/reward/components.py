@@ -11,6 +11,7 @@ from typing import cast
 
 from agent_r1.reward import scoring
 from agent_r1.reward.math_equal import math_equal
+from agent_r1.reward.reported import reported
 from agent_r1.reward.tests_passed import all_tests_passed, tests_passed
 from agent_r1.runtime.user_code import check_call, import_named
 from agent_r1.text.reading import of_read_turns
@@ -42,18 +43,6 @@ def _tool_efficiency(request: ScoreRequest) -> float:
     )
 
 
-def _reported(request: ScoreRequest) -> float:
-    data = request.turns[-1].data
-    found = data if isinstance(data, dict) else {}
-    if isinstance(reward := found.get("reward"), int | float):
-        return float(reward)
-    if found.get("exit", "ok") != "ok":
-        return 0.0  # it came to no end
-    raise ValueError(
-        "no reward was reported; let the attached program report one, or leave the component out"
-    )
-
-
 _MEASURES: dict[str, BuiltIn] = {
     "exact_match": _of_answer(scoring.exact_match),
     "f1": _of_answer(scoring.f1),
@@ -65,7 +54,6 @@ _MEASURES: dict[str, BuiltIn] = {
     # number of calls, failed and malformed ones included
     "tool_calls": lambda request: float(sum(turn.num_calls for turn in request.turns)),
     "tool_efficiency": _tool_efficiency,  # share of the calls that worked and repeat none before
-    "reported": _reported,  # what an attached program gave its own work (`agent.attached`)
 }
 BUILT_IN = {name: of_read_turns(measure) for name, measure in _MEASURES.items()}
 
@@ -73,6 +61,7 @@ TIMED: dict[str, Component] = {
     "math_equal": math_equal,  # 1.0 when the boxed or final answer equals the payload's, as maths
     "tests_passed": tests_passed,  # share of tests that the last call of code_tests passed
     "all_tests_passed": all_tests_passed,  # 1.0 when it passed them all
+    "reported": reported,  # what a program that is started elsewhere gave its own work
 }
 """Built-in components that are run like a user's own: in a thread and under
 `component_timeout_s`."""

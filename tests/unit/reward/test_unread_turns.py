@@ -5,9 +5,11 @@ from __future__ import annotations
 from unittest.mock import patch
 
 import pytest
+from pydantic import JsonValue
 
 from agent_r1.reward.components import BUILT_IN, TIMED
 from agent_r1.reward.config import RewardConfig
+from agent_r1.reward.reported import reported
 from agent_r1.reward.scorer import Scorer
 from agent_r1.text.reading import TurnReader
 from agent_r1_proto.rewards import ScoreRequest, ScoreTurn
@@ -47,3 +49,15 @@ async def test_the_scorer_reads_a_turn_once():
         reward = await Scorer(config).score(asked("<answer>Ada</answer>", answer="Ada"))
     assert reward.total == 2.0
     assert read.call_count == 1
+
+
+def test_a_reported_reward_is_read_from_the_end_of_the_attempt():
+    def of(data: JsonValue) -> float:
+        turns = [ScoreTurn(text="a"), ScoreTurn(text="b", data=data)]
+        return reported(ScoreRequest(payload={}, turns=turns))
+
+    assert of({"exit": "ok", "reward": 0.25}) == 0.25
+    assert of({"exit": "timeout", "reward": None}) == of({"exit": "failed"}) == 0.0
+    for data in (None, {"exit": "ok"}, {"exit": "ok", "reward": "1"}):
+        with pytest.raises(ValueError, match="no reward was reported"):
+            of(data)

@@ -27,15 +27,20 @@ def report(**fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({}, "type (None) and command (None): set exactly one of them"),
+        ({}, "type (None), command (None) and attached (false): set exactly one of them"),
         ({"type": "a:B", "command": ["c"]}, "set exactly one of them"),
-        ({"command": []}, "type (None) and command ([]): set exactly one"),
+        ({"command": []}, "type (None), command ([]) and attached (false): set exactly one"),
         ({"type": "no colon"}, "settings.type: String should match"),
         (
             {"command": ["c"], "answer": "file"},
             "answer ('file') and answer_file (None) go together",
         ),
         ({"command": ["c"], "answer_file": "x"}, "go together"),
+        ({"command": ["c"], "attached": True}, "attached (true): set exactly one of them"),
+        (
+            {"attached": True, "answer": "file", "answer_file": "x"},
+            "an attached program reports its answer",
+        ),
         ({"command": ["c"], "artefacts": ["/etc/passwd"]}, "settings.artefacts.0"),
         ({"command": ["c"], "artefacts": ["x"] * 17}, "settings.artefacts"),
         ({"command": ["c"], "show": ["/no/such"]}, "show ('/no/such') is not there"),
