@@ -204,9 +204,11 @@ class Attacher:
             report = await self._start(given)
         finally:
             sending = asyncio.ensure_future(self._report(given.id, report))
-            with contextlib.suppress(asyncio.CancelledError):
+            try:
                 await asyncio.shield(sending)
-            await sending
+            except asyncio.CancelledError:
+                await sending
+                raise
 
     async def _report(self, name: str, report: AttemptReport) -> None:
         self.done += report.exit != "given_back"

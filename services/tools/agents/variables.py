@@ -12,7 +12,7 @@ def agent_variables(
     """Return the variables of one attempt.
 
     Args:
-        base_url: of OpenAI's API, up to and with `/v1`.
+        base_url: of OpenAI's API, up to and with `/v1`; Anthropic's SDKs add that themselves.
         key: of the session.
         model: what it is called there.
         task_file: has the task as JSON.
@@ -22,7 +22,7 @@ def agent_variables(
         "OPENAI_BASE_URL": base_url,
         "OPENAI_API_KEY": key,
         "OPENAI_MODEL": model,
-        "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),  # its SDKs add that themselves
+        "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),
         "ANTHROPIC_API_KEY": key,
         "ANTHROPIC_MODEL": model,
         "AGENT_R1_TASK": task_file,

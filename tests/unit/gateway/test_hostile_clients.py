@@ -7,7 +7,7 @@ import contextlib
 import gzip
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,8 @@ class Scene:
     port: int
     good: Client
     bad: Client
+    wire: str = "chat/completions"
+    """Of the attacker."""
 
     @property
     def url(self) -> str:
@@ -56,14 +58,21 @@ class Scene:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         how["headers"] = {"content-type": "application/json", **how["headers"]}
         async with httpx.AsyncClient(timeout=WAIT_S) as client:
-            return await client.post(f"{self.url}/bad/v1/chat/completions", content=content, **how)
+            return await client.post(f"{self.url}/bad/v1/{self.wire}", content=content, **how)
+
+    def request(self, messages: Sequence[dict[str, Any]] = (USER,), **fields: Any) -> Any:
+        """Return a body of the attacker's wire."""
+        if self.wire == "responses":
+            return {"model": "policy", "input": list(messages), **fields}
+        limit = {"max_tokens": 64} if self.wire == "messages" else {}
+        return {"model": "policy", "messages": list(messages), **limit, **fields}
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.port)
 
     def head(self, length: int | str, *more: str) -> bytes:
         lines = [
-            "POST /sessions/bad/v1/chat/completions HTTP/1.1",
+            f"POST /sessions/bad/v1/{self.wire} HTTP/1.1",
             "Host: localhost",
             f"Authorization: Bearer {self.key}",
             "Content-Type: application/json",
@@ -113,7 +122,7 @@ def request(**fields: Any) -> dict[str, Any]:
 
 def refused(got: httpx.Response, *statuses: int) -> None:
     assert got.status_code in statuses, got.text
-    assert "message" in got.json()["error"]
+    assert got.json()["error"]["message"]
     assert len(got.text) < 4000
 
 
@@ -198,7 +207,7 @@ async def a_packed_bomb(scene: Scene) -> None:
 async def ten_thousand_messages(scene: Scene) -> None:
     said = {"role": "assistant", "content": "x"}
     messages = [m for _ in range(5000) for m in (USER, said)] + [USER]
-    got = await scene.post(request(messages=messages))
+    got = await scene.post(scene.request(messages))
     assert got.status_code in (200, 400)
 
 
@@ -231,9 +240,10 @@ async def deep_json(scene: Scene) -> None:
 
 
 async def large_numbers(scene: Scene) -> None:
-    digits = b'{"model": "policy", "messages": [], "max_tokens": ' + b"9" * 100_000 + b"}"
+    digits = b'{"model": "policy", "max_tokens": ' + b"9" * 100_000 + b"}"
     refused(await scene.post(digits), 400)
-    got = await scene.post(request(max_tokens=10**30))
+    limit = "max_output_tokens" if scene.wire == "responses" else "max_tokens"
+    got = await scene.post(scene.request((USER,), **{limit: 10**30}))
     assert got.status_code in (200, 400)
     refused(await scene.post(b'{"model": "policy", "n": 1e400}'), 400)
 
@@ -263,10 +273,10 @@ async def words_of_the_template(scene: Scene) -> None:
 
 async def the_key_of_its_own_session_at_the_others(scene: Scene) -> None:
     async with httpx.AsyncClient(base_url=scene.url, timeout=WAIT_S) as client:
-        for path in ("good/v1/chat/completions", "good%2F..%2Fgood/v1/chat/completions"):
+        for path in (f"good/v1/{scene.wire}", f"good%2F..%2Fgood/v1/{scene.wire}"):
             for key in (scene.key, "x" * 10_000, "\u00fc"):
                 sent = httpx.Headers([(b"authorization", f"Bearer {key}".encode())])
-                got = await client.post(path, json=request(), headers=sent)
+                got = await client.post(path, json=scene.request(), headers=sent)
                 refused(got, 401, 404)
         for path in ("good/v1/models", "good/tools"):
             headers = {"authorization": f"Bearer {scene.key}"}
@@ -287,16 +297,16 @@ async def ids_of_calls_of_the_other(scene: Scene) -> None:
 
 
 async def a_session_that_has_ended(scene: Scene) -> None:
-    got = await scene.post(request())
+    got = await scene.post(scene.request())
     assert got.status_code == 200
     scene.bad.session.close(over=ENDED)
     for _ in range(3):
-        refused(await scene.post(request()), 410)
+        refused(await scene.post(scene.request()), 410)
 
 
 async def interleaved_requests_of_one_key(scene: Scene) -> None:
     got = await asyncio.gather(
-        *(scene.post(request(messages=[{**USER, "content": f"{i % 7}"}])) for i in range(40))
+        *(scene.post(scene.request([{**USER, "content": f"{i % 7}"}])) for i in range(40))
     )
     assert {one.status_code for one in got} <= {200, 429}
     turns = scene.bad.session.forest.turns
@@ -317,7 +327,7 @@ async def endless_stop_texts(scene: Scene) -> None:
 
 
 async def a_reader_that_stalls(scene: Scene) -> None:
-    body = json.dumps(request(stream=True)).encode()
+    body = json.dumps(scene.request(stream=True)).encode()
     writers = []
     for _ in range(RULES.max_in_flight):
         _, writer = await asyncio.open_connection("127.0.0.1", scene.port, limit=1)
@@ -374,8 +384,30 @@ ATTACKS: list[Callable[[Scene], Awaitable[None]]] = [
 ]
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
-async def test_no_client_harms_another(attack: Callable[[Scene], Awaitable[None]], scene: Scene):
+ON_EVERY_WIRE = [
+    ten_thousand_messages,
+    deep_json,
+    large_numbers,
+    the_key_of_its_own_session_at_the_others,
+    a_session_that_has_ended,
+    interleaved_requests_of_one_key,
+    a_reader_that_stalls,
+]
+"""Attacks in which the wire has a part."""
+
+
+@pytest.mark.parametrize(
+    ("attack", "wire"),
+    [
+        *((attack, "chat/completions") for attack in ATTACKS),
+        *((attack, wire) for attack in ON_EVERY_WIRE for wire in ("responses", "messages")),
+    ],
+    ids=lambda one: one if isinstance(one, str) else one.__name__,
+)
+async def test_no_client_harms_another(
+    attack: Callable[[Scene], Awaitable[None]], wire: str, scene: Scene
+):
+    scene.wire = wire
     async with (
         asyncio.timeout(2 * WAIT_S),
         httpx.AsyncClient(
