@@ -8,6 +8,7 @@ goes on where the other one ended.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import secrets
 import time
@@ -41,6 +42,8 @@ client is told them as they come, and where it waits for the whole answer: each 
 HTTP and a write to Redis. What a server that dies had sampled since is sampled again."""
 MAX_QUEUED = 64
 """Events of an answer that wait for a client that reads slowly."""
+LOOKED_AT = 16
+"""Of a history, so many characters for each token of the context are encoded before all of it."""
 NO_LIMIT = 1 << 30
 MODEL = "policy"
 """What the model is called in sessions."""
@@ -343,6 +346,7 @@ class AgentSession:
 
     def _prompt(self, asked: Asked, place: Place) -> tuple[bool, list[int], str]:
         """Return whether a turn begins a sequence, the tokens before it, and its opening."""
+        self._check_size(asked)
         new = asked.messages[place.first_new :]
         try:
             if place.is_continued and place.parent and self._can_append(place.parent, new):
@@ -362,12 +366,24 @@ class AgentSession:
             return False
         return self._rules.keeps_thoughts or not _has_thought(parent)
 
+    def _check_size(self, asked: Asked) -> None:
+        """Refuse what is far too long by its beginning.
+
+        To encode megabytes takes seconds, in which no other session is served.
+        """
+        limit = self._rules.max_context
+        texts = [message.shown() for message in asked.messages]
+        texts += [json.dumps(tool.as_function(), ensure_ascii=False) for tool in asked.tools]
+        if sum(map(len, texts)) > LOOKED_AT * limit:
+            tokens = self._chat.encode_text("\n".join(texts)[: LOOKED_AT * limit])
+            self._check_room(len(tokens) // 2)  # a cut, or a border, may make a token of two
+
     def _check_room(self, length: int) -> None:
         limit = self._rules.max_context
         if length >= limit:
             raise WireError(
                 "context_full",
-                f"the messages have {length} tokens, and the context holds {limit} "
+                f"the messages have {length} tokens or more, and the context holds {limit} "
                 "(model.max_context) with what is sampled; shorten the history",
                 param="messages",
                 tokens=(length, limit),

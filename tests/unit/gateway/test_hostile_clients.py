@@ -31,7 +31,7 @@ HELD_UP_S = 10.0
 SECRET = "what only the good session knows"
 USER = {"role": "user", "content": "Where?"}
 ENDED = AttemptEnded(outage="over")
-RULES = SessionRules(run_seed=5, max_context=1 << 17, max_in_flight=4, max_requests=100)
+RULES = SessionRules(run_seed=5, max_context=1 << 15, max_in_flight=4, max_requests=100)
 
 
 @dataclass
@@ -211,6 +211,12 @@ async def ten_thousand_messages(scene: Scene) -> None:
     assert got.status_code in (200, 400)
 
 
+async def megabytes_of_text(scene: Scene) -> None:
+    body = scene.request([{**USER, "content": "word " * 1_400_000}])
+    for got in await asyncio.gather(*(scene.post(body) for _ in range(4))):
+        refused(got, 400)
+
+
 async def ten_thousand_calls(scene: Scene) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     said = {"role": "assistant", "content": None, "tool_calls": [call] * 10_000}
@@ -365,6 +371,7 @@ ATTACKS: list[Callable[[Scene], Awaitable[None]]] = [
     requests_ahead_of_their_answers,
     a_packed_bomb,
     ten_thousand_messages,
+    megabytes_of_text,
     ten_thousand_calls,
     schemas_that_point_elsewhere,
     deep_json,

@@ -468,6 +468,28 @@ async def test_limits_are_errors_that_say_what_to_do(both: ChatFormat, end_id: i
     assert ended.value.kind == "ended"
 
 
+async def test_what_is_far_too_long_is_refused_by_its_beginning(both: ChatFormat, end_id: int):
+    client = await open_client(both, end_id, "one", rules=SessionRules(max_context=60))
+    encoded: list[int] = []
+    encode = both._outside.encode
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            both._outside, "encode", lambda text: encoded.append(len(text)) or encode(text)
+        )
+        for messages, tools in (
+            ((user("x" * 5_000_000),), ()),
+            ((user("x"), user("y" * 900), user("z" * 900)), ()),
+            ((user("who?"),), (TOOL.model_copy(update={"description": "d" * 100_000}),)),
+        ):
+            with pytest.raises(WireError, match="tokens or more") as full:
+                await client.ask(*messages, tools=tools)
+            assert full.value.kind == "context_full"
+        with pytest.raises(WireError):
+            client.session.count_tokens(Asked(messages=(user("x" * 5_000_000),)))
+    assert max(encoded) <= 16 * 60
+    assert client.session.forest.turns == []
+
+
 async def test_every_answer_counts_against_the_limits(both: ChatFormat, end_id: int):
     rules = SessionRules(max_in_flight=3, max_requests=4)
     client = await open_client(both, end_id, "one", rules=rules)
