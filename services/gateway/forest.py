@@ -138,7 +138,7 @@ class Forest:
         self._texts: dict[tuple[int, str], list[TurnNode]] = {}
         """Turns by lineage and what they said."""
         self._roots: dict[str, int] = {}
-        """Lineages by the first message that is no system message."""
+        """Lineages by what was said before their first answer, without system messages."""
         self.changed_texts = 0
         """Messages that were shown as first seen, though the client had changed them."""
 
@@ -154,8 +154,10 @@ class Forest:
                 named = self._by_id(asked, i)
                 parent, first_new = named if named in found else _best(found), i + 1
                 break
-        root = self._root(asked)
-        lineage = parent.lineage if parent else self._roots.get(root, len(self._roots))
+        roots = self._roots_of(asked)
+        known = [self._roots[root] for root in roots if root in self._roots]
+        new = 1 + max(self._roots.values(), default=-1)
+        lineage = parent.lineage if parent else next(iter(known), new)
         own = self._own(asked, digests, lineage)
         is_continued = parent is not None
         equals = self._asked.get(digests[-1], [])
@@ -172,7 +174,7 @@ class Forest:
             again=[turn for turn in equals if (turn.limits, turn.constrained) == wanted],
             parent=parent,
             lineage=lineage,
-            root=root,
+            root=roots[0],
             first_new=first_new,
             is_continued=is_continued,
             own=own,
@@ -253,9 +255,21 @@ class Forest:
             text = pattern.sub("", text)
         return f"{message.role} {text}"
 
-    def _root(self, asked: Asked) -> str:
-        first = next((m for m in asked.messages if m.role != "system"), asked.messages[0])
-        return self._key(first)
+    def _roots_of(self, asked: Asked) -> list[str]:
+        """Return what a lineage may be known by: what was said before the first answer.
+
+        The longest beginning comes first: agents of one program may share their first message, and
+        an agent that shortens its history has its first messages and others behind them.
+        """
+        digests: list[str] = []
+        for message in asked.messages:
+            if message.role == "assistant" and digests:
+                break
+            if message.role != "system":
+                digests.append(_digest(digests[-1] if digests else "", self._key(message)))
+            if message.role == "assistant":
+                break
+        return digests[::-1] or [_digest("", self._key(asked.messages[0]))]
 
     # -- what happens ----------------------------------------------------------------------------
 

@@ -87,10 +87,11 @@ def attach(arguments: argparse.Namespace) -> int:
 
     It is started for each attempt in a new folder, with the task on its standard input, as
     AGENT_R1_PROMPT and in the file AGENT_R1_TASK, and with the variables that SDKs read
-    (OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL). What it writes to the file AGENT_R1_REPORT is
-    reported: {"answer": "text", "reward": 1.0}, both optional; without it, its output is the
-    answer. Exit status 0 completes the attempt, another one is the agent's failure, and scored. The
-    command runs as you, without a sandbox. Stop with Ctrl-C: attempts under way are given back.
+    (OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL, and the same of ANTHROPIC). What it writes to
+    the file AGENT_R1_REPORT is reported: {"answer": "text", "reward": 1.0}, both optional; without
+    it, its output is the answer. Exit status 0 completes the attempt, another one is the agent's
+    failure, and scored. The command runs as you, without a sandbox. Stop with Ctrl-C: attempts
+    under way are given back.
 
     Example: agent-r1 agents attach runs/demo --concurrent 4 -- python harness.py
     """

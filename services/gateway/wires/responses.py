@@ -190,7 +190,8 @@ def add_responses(app: FastAPI, sessions: Sessions) -> None:
         note_ignored(body, noted)
         tools, items = body.offered(), body.items()
         items += [{"type": COMPACT_ITEM}] if is_compact else []
-        more = {"is_streamed": bool(body.stream), "retries": retries_of(request)}
+        is_streamed = bool(body.stream) and not is_compact
+        more = {"is_streamed": is_streamed, "retries": retries_of(request)}
         asked = body.asked(session, items, tools, **more)
         made = _Responses(session, asked, body, tools)
         made.compacts = bool(items) and items[-1].get("type") == COMPACT_ITEM
@@ -246,7 +247,7 @@ def _read_item(
             if said is None:
                 _refuse_unknown(f"{where}.encrypted_content", item.get("encrypted_content"))
             history.end_message()
-            history.tell(where, "user", [SUMMARY + shown_text(said.content)])
+            history.tell(where, "user", [SUMMARY + said.shown()])
             history.end_message()
         case "item_reference":
             _read_reference(history, where, str(item.get("id")), session)

@@ -172,6 +172,24 @@ async def test_as_client_leaves_thoughts_out_of_what_is_sampled_after(
     assert "search" in before
 
 
+async def test_agents_that_share_a_first_message_are_lineages_and_a_summary_is_a_segment(
+    both: ChatFormat, end_id: int
+):
+    client = await open_client(both, end_id, "one", "sub", "two", "three")
+    place = user("cwd: /work")  # which Codex tells every agent first
+    told = await client.ask(place, user("mend it"))
+    await client.ask(place, user("check it"))
+    await client.ask(place, user("mend it"), told.message, user("go on"))
+    await client.ask(place, user("mend it"), user("Summary: mended half"))
+    assert [turn.lineage for turn in client.session.forest.turns] == [0, 1, 0, 0]
+    trajectory = client.trajectory()
+    captured(client, trajectory)
+    assert [x.name for x in trajectory.lineages] == ["main", "agent-1"]
+    heir = await client.successor()
+    await heir.ask(place, user("check it"), user("again"))
+    assert heir.session.forest.turns[-1].lineage == 1
+
+
 async def test_another_first_message_is_a_lineage_with_an_outcome_of_its_own(
     both: ChatFormat, end_id: int
 ):
