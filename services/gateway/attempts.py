@@ -23,7 +23,7 @@ from agent_r1.gateway.config import AgentConfig
 from agent_r1.gateway.journal import AttemptCalled, AttemptEnded, Journal
 from agent_r1.gateway.servers import RolloutServers
 from agent_r1.gateway.session import MODEL, AgentSession, SessionRules
-from agent_r1.gateway.trajectory import last_main_turn, session_trajectory
+from agent_r1.gateway.trajectory import join_compacted, last_main_turn, session_trajectory
 from agent_r1.gateway.wire import WireError
 from agent_r1.text.chat_format import ChatFormat
 from agent_r1.text.tokens import failed_trajectory, turn_seed
@@ -133,7 +133,7 @@ class AgentAttempts:
         try:
             if spec.sessions and name not in session.tools:
                 await self.tools.open_session(name, session_id, context)
-            session.tools.add(name)
+            await session.note_tool(name, self.tools.holder(name, session_id))
             reply = await self.tools.call(
                 name,
                 arguments,
@@ -142,7 +142,7 @@ class AgentAttempts:
                 tool_context=context,
             )
         except ToolOutageError as exc:
-            session.fault = exc.reason
+            session.note_fault(exc.reason)
             raise WireError("unavailable", exc.reason) from exc
         return reply.result
 
@@ -221,6 +221,9 @@ class AgentAttempts:
                 await session.journal.write(AttemptCalled(instance=self.tools.holder(AGENTS, name)))
             else:
                 self.tools.resume_session(AGENTS, name, session.called)
+                for tool, instance in session.tools.items():
+                    if instance:
+                        self.tools.resume_session(tool, name, instance)
             reply = await self.tools.call(
                 AGENTS,
                 {},
@@ -240,6 +243,7 @@ class AgentAttempts:
     def _trajectory(self, session: AgentSession, over: AttemptEnded) -> Trajectory:
         end = over.end
         status, reason = _outcome(session, over)
+        join_compacted(session, self.chat)
         answer = self._answer(session, end)
         return session_trajectory(
             session,
@@ -285,10 +289,15 @@ def _outcome(session: AgentSession, over: AttemptEnded) -> tuple[Status, str]:
         if end.exit == "not_started":  # which an agent could say of itself at any time
             return "FAILED", f"agent_not_started: {end.error}"
         return "FAILED", f"agent_silent: it asked for no turn and ended ({end.exit}) {end.error}"
-    if session.is_spent:
-        return "TRUNCATED", "max_session_tokens"
+    if session.spent:
+        return "TRUNCATED", session.spent
     if end.exit == "timeout":
         return "TRUNCATED", "agent_timeout"
+    if end.exit != "ok" and session.has_moved:  # its requests may have failed meanwhile
+        return (
+            "FAILED",
+            f"agent_lost: its session moved to another gateway, and it ended: {end.error}",
+        )
     if end.exit != "ok":
         return "TRUNCATED", f"agent_failed: {end.error}"
     return "COMPLETED", "answer"

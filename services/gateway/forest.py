@@ -14,8 +14,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from agent_r1.gateway.wire import Asked, turn_id_in
 from agent_r1.text.reading import TurnText
@@ -32,7 +32,7 @@ class TurnNode:
     number: int
     """In the order in which turns were begun."""
     parent: TurnNode | None
-    """The turn before it, of the same lineage; None at a root."""
+    """The turn whose answer its history has last, of the same lineage; None without one."""
     lineage: int
     """Number of the lineage, in the order in which lineages began."""
     asked: str
@@ -166,8 +166,6 @@ class Forest:
         elif parent is None and own:  # rewritten: it comes after the last turn that it still has
             parent = own[max(own)]
             lineage = parent.lineage
-        elif parent is None:
-            parent = next((turn for turn in reversed(self.turns) if turn.lineage == lineage), None)
         wanted = asked.limits, asked.constrained
         return Place(
             asked=digests[-1],
@@ -222,13 +220,38 @@ class Forest:
         since = [(message, "") for message in turn.kept]
         return [*(before or ()), *since, (turn.said, self.turn_id(turn.number))]
 
-    def first_seen(self, message: ChatMessage) -> ChatMessage:
-        """Return a message as it was when it came first, where only volatile text has changed."""
-        if not self._volatile or message.role == "assistant":
-            return message
-        seen = self._first_seen.setdefault(self._key(message), message)
-        self.changed_texts += seen is not message and seen != message
-        return seen
+    def as_first_seen(self, asked: Asked) -> Asked:
+        """Return a request with each message as it was when its history came first.
+
+        Of what it differs from, only volatile text has changed.
+        """
+        if not self._volatile:
+            return asked
+        messages: list[ChatMessage] = []
+        for digest, message in zip(self._digests(asked)[1:], asked.messages, strict=True):
+            seen = message
+            if message.role != "assistant":
+                first = self._first_seen.setdefault(digest, message)
+                seen = message.model_copy(update={"content": first.content})
+            self.changed_texts += seen != message
+            messages.append(seen)
+        return replace(asked, messages=tuple(messages))
+
+    def with_own_ids(self, asked: Asked, own: Mapping[int, TurnNode]) -> Asked:
+        """Return a request whose results name our calls, whatever ids the client has given them."""
+        messages = list(asked.messages)
+        ours: dict[str, str] = {}
+        for i, message in enumerate(messages):
+            turn = own.get(i)
+            if message.role == "assistant":
+                calls = enumerate(message.tool_calls)
+                ours = (
+                    {} if turn is None else {c.id: self.call_id(turn.number, k) for k, c in calls}
+                )
+            elif message.tool_call_id in ours:
+                update = {"tool_call_id": ours[message.tool_call_id]}
+                messages[i] = message.model_copy(update=update)
+        return replace(asked, messages=tuple(messages))
 
     def call_id(self, turn: int, call: int) -> str:
         """Return the id of a call."""
@@ -238,12 +261,16 @@ class Forest:
         """Return the digests of the history before each message, and of all of it."""
         offered = [tool.as_function() for tool in asked.tools]
         digests = [_digest("", json.dumps(offered, sort_keys=True))]
+        places: dict[str, int] = {}  # of the calls that were made last, by their ids
         for i, message in enumerate(asked.messages):
             key = self._key(message)
             if message.role == "assistant":
                 same = self._said.get(_digest(digests[-1], key), [])
                 turn = self._by_id(asked, i) or next(iter(same), None)
                 key = key if turn is None else _turn_key(turn)
+                places = {call.id: k for k, call in enumerate(message.tool_calls)}
+            elif message.role == "tool":
+                key = f"{places.get(message.tool_call_id, '')} {key}"
             digests.append(_digest(digests[-1], key))
         return digests
 

@@ -73,6 +73,29 @@ class SessionOpened(Message):
     """Unix time, seconds."""
 
 
+class ToolCalled(Message):
+    """A tool of the run is about to be called."""
+
+    event: Literal["tool"] = "tool"
+    tool: str
+    instance: str
+    """That holds the attempt's session with the tool; "" where it has none."""
+
+
+class LimitReached(Message):
+    """A limit of the session refused a request."""
+
+    event: Literal["limit"] = "limit"
+    limit: str
+
+
+class FaultNoted(Message):
+    """A request could not be served, by a fault of ours."""
+
+    event: Literal["fault"] = "fault"
+    fault: str
+
+
 class AttemptCalled(Message):
     """The agent is about to be called."""
 
@@ -97,6 +120,9 @@ Event = (
     | TokensSampled
     | TurnEnded
     | TurnDelivered
+    | ToolCalled
+    | LimitReached
+    | FaultNoted
     | AttemptCalled
     | AttemptEnded
 )
@@ -130,13 +156,18 @@ class Journal:
         assert isinstance(opened, SessionOpened)
         return opened.key
 
+    def note(self, event: Event) -> None:
+        """Let the next write begin with an event."""
+        self._waiting.append(event.model_dump_json().encode())
+
     async def write(self, *events: Event) -> None:
         """Write events down; they, and all before them, are there when this returns.
 
         Raises:
             SessionTakenError: another gateway has taken the session over.
         """
-        self._waiting += [event.model_dump_json().encode() for event in events]
+        for event in events:
+            self.note(event)
         async with self._writing:
             entries = list(self._waiting)
             try:

@@ -100,18 +100,21 @@ class AgentSession:
         self.forest = Forest(session_id[:8], rules.volatile)
         self.fault = ""
         """What was ours, where a request could not be served."""
-        self.is_spent = False
-        """A limit of the session refused a request."""
+        self.spent = ""
+        """Name of the limit that refused a request."""
+        self.has_moved = False
+        """Another gateway had it before."""
         self.requests = 0
-        self.tools: set[str] = set()
-        """Tools of the run that were called."""
+        self.tools: dict[str, str] = {}
+        """Tools of the run that were called, and who holds the session with each; "": nobody."""
         self._chat = chat
         self._servers = servers
         self._rules = rules
         self._server: str | None = None
         """Where the prefix is cached."""
         self._sampling: set[int] = set()
-        """Numbers of the turns that are being sampled."""
+        """Numbers of the turns that are being sampled, or told."""
+        self._tool_calls = 0
         self._tries = 0
         self._in_flight = 0
         self._is_closed = False
@@ -122,6 +125,8 @@ class AgentSession:
         """Take the session, and restore what another gateway left of it."""
         for event in await self.journal.read():
             self._restore(event)
+        self.requests = len(self.forest.turns) + self._tool_calls
+        self.has_moved = self.called is not None
         if not self.key:
             self.key, self.started_at = secrets.token_urlsafe(24), time.time()
             await self.journal.write(log.SessionOpened(key=self.key, started_at=self.started_at))
@@ -155,6 +160,13 @@ class AgentSession:
                 turns[event.turn].delivered = True
             case log.AttemptCalled():
                 self.called = event.instance
+            case log.ToolCalled():
+                self.tools[event.tool] = event.instance
+                self._tool_calls += 1
+            case log.LimitReached():
+                self.spent = event.limit
+            case log.FaultNoted():
+                self.fault = event.fault
             case log.AttemptEnded():
                 self.over = event
 
@@ -200,6 +212,20 @@ class AgentSession:
             node.delivered = True
             await self.journal.write(log.TurnDelivered(turn=turn))
 
+    def note_fault(self, fault: str) -> None:
+        """Note what was ours, where a request could not be served."""
+        self.fault = fault
+        self.journal.note(log.FaultNoted(fault=fault))
+
+    async def note_tool(self, tool: str, instance: str) -> None:
+        """Note a call of a tool of the run, and who holds the session with it."""
+        self.tools[tool] = instance
+        await self.journal.write(log.ToolCalled(tool=tool, instance=instance))
+
+    def release(self, turn: int) -> None:
+        """Say that nobody is told a turn any more, so that a retry may be."""
+        self._sampling.discard(turn)
+
     async def ask(self, asked: Asked) -> AsyncGenerator[Event]:
         """Let the policy write the next turn; closing the iterator aborts what is sampled.
 
@@ -212,6 +238,7 @@ class AgentSession:
         queue: asyncio.Queue[Event | BaseException | None] = asyncio.Queue(MAX_QUEUED)
         work: list[asyncio.Task[None]] = []
         nodes: list[TurnNode] = []
+        told: set[int] = set()
         try:
             nodes = await self._begin(asked)
             work = [
@@ -229,17 +256,25 @@ class AgentSession:
                 if isinstance(event, BaseException):
                     raise event
                 left -= event is None
+                if isinstance(event, Begun):
+                    told.add(event.turn)
                 if event is not None:
                     yield event
         except SessionTakenError as exc:
             raise WireError("unavailable", f"{exc}; send the request again") from exc
+        except Exception as exc:
+            if not isinstance(exc, WireError):
+                self.note_fault(f"gateway_error: {type(exc).__name__}: {exc}")
+            raise
         finally:
             try:
                 for task in work:
                     task.cancel()
                 await asyncio.gather(*work, return_exceptions=True)
             finally:  # a client may go away just now
-                self._sampling -= {node.number for node in nodes}
+                # Until its client has had it, or has gone (`release`), an ended turn is no retry's.
+                ended = {node.number for node in nodes if node.finish_reason is not None}
+                self._sampling -= {node.number for node in nodes} - (ended & told)
                 self._in_flight -= asked.n
 
     # -- placing a request -----------------------------------------------------------------------
@@ -289,19 +324,16 @@ class AgentSession:
             ("max_session_tokens", used, rules.max_session_tokens),
         ):
             if value >= limit:
-                self.is_spent = True
+                self.spent = name
+                self.journal.note(log.LimitReached(limit=name))
                 raise WireError("ended", f"the session has used its {limit} (agent.{name})")
         self.requests += count
 
     async def _begin(self, asked: Asked) -> list[TurnNode]:
         """Return the turns that answer a request: told again, gone on with, or begun now."""
-        asked = replace(asked, messages=tuple(map(self.forest.first_seen, asked.messages)))
+        asked = self.forest.as_first_seen(asked)
         place = self.forest.place(asked)
-        events: list[log.Event] = []
-        for turn in {turn.number: turn for turn in place.own.values()}.values():
-            if turn.finish_reason is not None and not turn.delivered:
-                turn.delivered = True
-                events.append(log.TurnDelivered(turn=turn.number))
+        asked = self.forest.with_own_ids(asked, place.own)
         again = [
             turn
             for turn in place.again
@@ -314,6 +346,11 @@ class AgentSession:
         begins, prompt, opening = self._prompt(asked, place) if missing else (False, [], "")
         if missing:
             self._check_room(_length(begins, prompt, place))
+        events: list[log.Event] = []
+        for turn in {turn.number: turn for turn in place.own.values()}.values():
+            if turn.finish_reason is not None and not turn.delivered:
+                turn.delivered = True
+                events.append(log.TurnDelivered(turn=turn.number))
         kept, kept_whole = _kept(asked, place)
         for _ in range(missing):
             node = TurnNode(
@@ -512,10 +549,12 @@ class AgentSession:
                     problem = str(exc)
                     logger.warning("turn goes on elsewhere session=%s why=%s", self.session_id, exc)
                 except RequestRefusedError as exc:
-                    self.fault = f"policy_error: {exc}"
+                    self.note_fault(f"policy_error: {exc}")
                     raise WireError("unavailable", str(exc)) from exc
             if time.monotonic() > deadline:
-                self.fault = f"rollout_unavailable: nothing sampled for {GIVE_UP_S:g} s: {problem}"
+                self.note_fault(
+                    f"rollout_unavailable: nothing sampled for {GIVE_UP_S:g} s: {problem}"
+                )
                 raise WireError("unavailable", self.fault)
             await asyncio.sleep(RETRY_S)
         yield GeneratedPart(finish_reason="length")

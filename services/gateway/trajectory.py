@@ -29,6 +29,8 @@ BRANCH = "branch_not_gone_on_with"
 """Another answer to the same history was gone on with, or came later."""
 SIDE_CALL = "side_call"
 """With `agent.credit = "main"`: not of the main lineage."""
+QUOTED_CHARS = 20
+"""A summary has so many characters at least; shorter answers are repeated by chance."""
 CONSTRAINED = "constrained"
 """The request forced what was written."""
 
@@ -75,9 +77,39 @@ def _excluded(turn: TurnNode, answers: list[TurnNode], credit: Credit, main: int
 
 
 def main_lineage(turns: Iterable[TurnNode]) -> int:
-    """Return the number of the lineage with the most turns, the first of equals."""
-    counts = Counter(turn.lineage for turn in turns if turn.token_ids)
+    """Return the number of the lineage with the most turns, the first of equals.
+
+    Answers to one history count once.
+    """
+    asked = {(turn.lineage, turn.asked) for turn in turns if turn.token_ids}
+    counts = Counter(lineage for lineage, _ in asked)
     return min(counts, key=lambda lineage: (-counts[lineage], lineage), default=0)
+
+
+def join_compacted(session: AgentSession, chat: ChatFormat) -> None:
+    """Give a lineage that goes on with another one's summary the number of that one.
+
+    An agent that is out of room asks for a summary and begins anew with it: its first prompt quotes
+    the last turn of a lineage that is gone on with no more.
+    """
+    turns = session.forest.turns
+    last = {turn.lineage: turn for turn in turns}
+    firsts: dict[int, TurnNode] = {}
+    for turn in turns:
+        firsts.setdefault(turn.lineage, turn)
+    for first in firsts.values():
+        read = chat.decode(first.context())
+        before = (one for one in last.values() if one.number < first.number)
+        quoted = next((one for one in before if _summary(one) and _summary(one) in read), None)
+        if quoted is not None:
+            new = first.lineage
+            for turn in turns:
+                turn.lineage = quoted.lineage if turn.lineage == new else turn.lineage
+
+
+def _summary(turn: TurnNode) -> str:
+    text = "" if turn.said is None else shown_text(turn.said.content).strip()
+    return text if len(text) >= QUOTED_CHARS else ""
 
 
 def last_main_turn(session: AgentSession, credit: Credit) -> TurnNode | None:
@@ -142,6 +174,8 @@ def _strands(reasons: dict[TurnNode, str], main: int) -> list[_Strand]:
     for turn, why in reasons.items():
         key = (turn.lineage != main, turn.lineage, why)
         strands.setdefault(key, _Strand(turn.lineage, why, [])).add(turn)
+    for strand in strands.values():  # the turn that comes last in time is the last of all
+        strand.sequences.sort(key=lambda sequence: sequence[-1].number)
     return [strands[key] for key in sorted(strands)]
 
 
@@ -166,7 +200,8 @@ def _write(
             ),
             read,
         )
-        replies = next((child.replies for child in turn.children if child.replies), [])
+        later = sequence[i + 1 : i + 2] or sorted(turn.children, key=lambda one: not one.delivered)
+        replies = next((child.replies for child in later if child.replies), [])
         told = [j for j, call in enumerate(read.calls) if not call.error]
         numbers = {session.call_id(turn.number, i): j for i, j in enumerate(told)}
         results = {numbers[r.tool_call_id]: r for r in replies if r.tool_call_id in numbers}

@@ -28,7 +28,7 @@ ErrorKind = Literal[
 shorten their history; a session that is not there, or a wrong key (which looks the same); one that
 has ended; a limit on what is in flight; a body over the limit; a fault of ours."""
 
-_ID = re.compile(r"[a-z]+_([0-9a-f]{8}_\d+)(?:_\d+)?")
+_ID = re.compile(r"[a-z]+_([0-9a-f]{8}_\d{1,9})(?:_\d{1,9})?")
 
 
 def turn_id_in(text: str) -> str:
@@ -189,6 +189,10 @@ class Session(Protocol):
 
     async def delivered(self, turn: int) -> None:
         """Say that the last byte of a turn's answer was handed to the client's connection."""
+        ...
+
+    def release(self, turn: int) -> None:
+        """Say that a turn's answer is told no more, whether or not the client had all of it."""
         ...
 
 

@@ -260,6 +260,11 @@ class Answer(ABC):
         for turn in self._turns:
             await self.session.delivered(turn)
 
+    def release(self) -> None:
+        """Tell the session that nothing more is written."""
+        for turn in self._turns:
+            self.session.release(turn)
+
 
 def event(data: Mapping[str, Any] | str, name: str = "") -> bytes:
     """Return a server-sent event.
@@ -283,6 +288,12 @@ class AnswerResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
+        try:
+            await self._tell(scope, receive, send)
+        finally:
+            self._answer.release()
+
+    async def _tell(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.create_task(_until_gone(receive))
         write = asyncio.create_task(self._write(scope, receive, send, gone))
         try:

@@ -10,7 +10,7 @@ from typing import Any
 from agent_r1.gateway.journal import Journal
 from agent_r1.gateway.servers import ServerError
 from agent_r1.gateway.session import AgentSession, SessionRules
-from agent_r1.gateway.trajectory import session_trajectory
+from agent_r1.gateway.trajectory import join_compacted, session_trajectory
 from agent_r1.gateway.wire import Asked, Begun, Ended, Event, Said
 from agent_r1.text.chat_format import ChatFormat
 from agent_r1_proto.generation import GeneratedPart, GenerateRequest
@@ -158,6 +158,7 @@ class Client:
             messages_of[choice] = said
             if deliver:
                 await self.session.delivered(number)
+            self.session.release(number)
         return Told(messages_of, texts, reasons, turns)
 
     async def successor(self, rules: SessionRules | None = None) -> Client:
@@ -182,6 +183,7 @@ class Client:
             "data": None,
             "seed": 0,
         }
+        join_compacted(self.session, self.chat)
         return session_trajectory(self.session, self.chat, **(facts | changes))
 
 

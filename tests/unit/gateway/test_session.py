@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from contextlib import aclosing
+from typing import Any
 
 import numpy as np
 import pytest
 
-from agent_r1.gateway.journal import AttemptEnded
+from agent_r1.gateway.attempts import _outcome
+from agent_r1.gateway.journal import AttemptEnded, LimitReached
 from agent_r1.gateway.metrics import GatewayMetrics
 from agent_r1.gateway.session import SessionRules
-from agent_r1.gateway.wire import Asked, Said, WireError
+from agent_r1.gateway.wire import Asked, Begun, Said, WireError
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
 from agent_r1.text.chat_format import ChatFormat
+from agent_r1_proto.agents import AgentEnd
 from agent_r1_proto.messages import encode_entry
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.session_log import SessionTakenError
@@ -348,6 +352,165 @@ async def test_a_rewritten_history_goes_on_with_the_turn_that_it_contains(
     assert [turn.text for turn in trajectory.trained_turns()] == ["first", "third"]
 
 
+async def test_the_last_turn_in_time_is_the_last_of_the_trajectory(both: ChatFormat, end_id: int):
+    first = call_text(query="x")
+    client = await open_client(both, end_id, first, "<answer>Bob</answer>", "<answer>Ada</answer>")
+    told = await client.ask(system("A"), user("who?"), tools=(TOOL,))
+    await client.ask(system("write a title"), user("who?"))
+    history = (system("A"), user("who?"), told.message, result(told.message, "p"))
+    await client.ask(*history, tools=(TOOL,))
+    trajectory = client.trajectory()
+    captured(client, trajectory)
+    assert trajectory.turns[-1].answer == "Ada"
+
+
+async def test_going_back_and_returning_ends_with_what_came_last(both: ChatFormat, end_id: int):
+    client = await open_client(both, end_id, "a", "b", "c", "d")
+    a = await client.ask(user("1"))
+    b = await client.ask(user("1"), a.message, user("2"))
+    await client.ask(user("1"), a.message, user("other"))
+    await client.ask(user("1"), a.message, user("2"), b.message, user("3"))
+    trajectory = client.trajectory()
+    captured(client, trajectory)
+    main = [turn.text for turn in trajectory.trained_turns()]
+    assert main[-1] == "d"
+
+
+async def test_a_summary_that_is_gone_on_with_keeps_its_lineage(both: ChatFormat, end_id: int):
+    summary = "It was asked who; Ada is likely."
+    client = await open_client(both, end_id, "a", "b", summary, "title", "<answer>Ada</answer>")
+    history = [user("who?")]
+    for _ in range(2):
+        history += [(await client.ask(*history)).message, user("on")]
+    await client.ask(*history)
+    await client.ask(user("name this"))  # a side call
+    await client.ask(user(f"So far: {summary}"))
+    trajectory = client.trajectory(credit="main")
+    captured(client, trajectory)
+    assert [turn.text for turn in trajectory.trained_turns()][-1] == "<answer>Ada</answer>"
+    assert {one.excluded for one in trajectory.lineages} == {"", "side_call"}
+
+
+async def test_a_question_asked_anew_takes_no_credit_from_another(both: ChatFormat, end_id: int):
+    client = await open_client(both, end_id, "rejected", "title", "wanted", "end")
+    await client.ask(user("who?"))
+    await client.ask(system("a title"), user("who?"))
+    told = await client.ask(user("who?"))
+    await client.ask(user("who?"), told.message, user("sure?"))
+    trajectory = client.trajectory()
+    captured(client, trajectory)
+    why = {
+        turn.text: one.excluded
+        for one, (start, end) in zip(trajectory.lineages, trajectory.lineage_bounds(), strict=True)
+        for turn in trajectory.turns
+        if start <= turn.start < end
+    }
+    assert why["rejected"] == "branch_not_gone_on_with"
+    assert (why["wanted"], why["end"]) == ("", "")
+
+
+async def test_calls_have_the_results_that_the_next_turn_has_read(both: ChatFormat, end_id: int):
+    client = await open_client(both, end_id, call_text(query="x"), "cut", "end")
+    told = await client.ask(user("who?"), tools=(TOOL,))
+    for text, deliver in (("FIRST", False), ("SECOND", True)):
+        history = (user("who?"), told.message, result(told.message, text))
+        await client.ask(*history, tools=(TOOL,), deliver=deliver)
+    trajectory = client.trajectory()
+    (call,) = [call for turn in trajectory.trained_turns() for call in turn.calls]
+    assert call.text() == "SECOND"
+
+
+async def test_ids_of_the_clients_own_keep_the_results(both: ChatFormat, end_id: int):
+    calls = call_text(query="x") + call_text(query="y")
+    client = await open_client(both, end_id, calls, "end", "never")
+    told = await client.ask(user("who?"), tools=(TOOL,))
+    mine = [
+        MessageCall(name=call.name, arguments=call.arguments, id=f"own{i}")
+        for i, call in enumerate(told.message.tool_calls)
+    ]
+    said = ChatMessage(role="assistant", content="", tool_calls=mine)
+    results = [ChatMessage(role="tool", content=f"r{i}", tool_call_id=f"own{i}") for i in (1, 0)]
+    await client.ask(user("who?"), said, *results, tools=(TOOL,))
+    trajectory = client.trajectory()
+    assert [call.text() for call in trajectory.turns[0].calls] == ["r0", "r1"]
+    assert trajectory.segment_starts == []
+
+
+async def test_results_of_other_calls_are_another_history(both: ChatFormat, end_id: int):
+    calls = call_text(query="x") + call_text(query="y")
+    client = await open_client(both, end_id, calls, "one", "two")
+    told = await client.ask(user("who?"), tools=(TOOL,))
+    for order in ((0, 1), (1, 0)):
+        results = [result(told.message, text, call) for text, call in zip("AB", order, strict=True)]
+        await client.ask(user("who?"), told.message, *results, tools=(TOOL,), retries=1)
+    assert len(client.servers.requests) == 3
+
+
+async def test_volatile_text_of_results_is_that_of_its_own_place(both: ChatFormat, end_id: int):
+    rules = SessionRules(run_seed=5, volatile=(r"at \d+",))
+    calls = call_text(query="x") + call_text(query="y")
+    client = await open_client(both, end_id, calls, calls, "end", rules=rules)
+    history: list[ChatMessage] = [user("who?")]
+    for time in ("10", "11"):
+        said = (await client.ask(*history, tools=(TOOL,))).message
+        history += [said, result(said, f"ok at {time}", 0), result(said, "ok", 1)]
+    await client.ask(*history, tools=(TOOL,))
+    trajectory = client.trajectory()
+    captured(client, trajectory)
+    found = [[call.text() for call in turn.calls] for turn in trajectory.turns[:2]]
+    assert found == [["ok at 10", "ok"], ["ok at 11", "ok"]]
+    assert client.session.forest.changed_texts == 0
+
+
+async def test_an_answer_that_is_being_told_is_no_retrys(both: ChatFormat, end_id: int):
+    client = await open_client(both, end_id, "one", "two", "three")
+    asked = Asked(messages=(user("who?"),))
+    turns: list[int] = []
+    for _ in range(2):
+        async with aclosing(client.session.ask(asked)) as events:
+            turns += [event.turn async for event in events if isinstance(event, Begun)]
+    assert turns == [0, 1]  # the first was not written yet when the second was asked
+    client.session.release(0)
+    again = await client.ask(user("who?"))
+    assert again.turns[0] == 0
+
+
+async def test_a_refused_request_marks_nothing_that_is_not_written(both: ChatFormat, end_id: int):
+    client = await open_client(both, end_id, "one", rules=SessionRules(max_context=60))
+    told = await client.ask(user("who?"), deliver=False)
+    with pytest.raises(WireError, match="shorten"):
+        await client.ask(user("who?"), told.message, user("x" * 80))
+    assert not client.session.forest.turns[0].delivered
+
+
+async def test_a_session_that_moves_keeps_its_limits_and_faults(both: ChatFormat, end_id: int):
+    rules = SessionRules(max_requests=2)
+    client = await open_client(both, end_id, "one", rules=rules)
+    client.session.count_requests(1)
+    await client.session.note_tool("search", "search-1")
+    await client.ask(user("who?"))
+    with pytest.raises(WireError, match="max_requests"):
+        await client.ask(user("and?"))
+    client.session.note_fault("tool_timeout: search")
+    await client.session.journal.write()
+    heir = (await client.successor(rules)).session
+    assert (heir.requests, heir.spent, heir.fault) == (2, "max_requests", "tool_timeout: search")
+    assert heir.tools == {"search": "search-1"}
+
+
+async def test_what_comes_during_a_write_is_written_by_the_next(both: ChatFormat, end_id: int):
+    client = await open_client(both, end_id, "one")
+    journal, before = client.session.journal, len(client.log.entries)
+    client.log.gate = asyncio.Event()
+    first = asyncio.create_task(journal.write(LimitReached(limit="a")))
+    await eventually(lambda: client.log.waiting == 1, first)
+    second = asyncio.create_task(journal.write(LimitReached(limit="b")))
+    await asyncio.sleep(0)
+    client.log.gate.set()
+    await asyncio.gather(first, second)
+    assert [json.loads(entry)["limit"] for entry in client.log.entries[before:]] == ["a", "b"]
+
+
 async def test_a_rule_may_come_last(both: ChatFormat, end_id: int):
     client = await open_client(both, end_id, "first", "second")
     told = await client.ask(user("who?"))
@@ -456,7 +619,7 @@ async def test_limits_are_errors_that_say_what_to_do(both: ChatFormat, end_id: i
     await client.ask(user("who?"))
     with pytest.raises(WireError, match="max_requests"):
         await client.ask(user("who?"))
-    assert client.session.is_spent
+    assert client.session.spent == "max_requests"
     heir = await client.successor()
     heir.session.close()  # given back: another gateway goes on with it
     with pytest.raises(WireError) as given_back:
@@ -573,3 +736,38 @@ async def test_calls_that_cannot_be_read_are_counted(both: ChatFormat, end_id: i
     text = metrics.page.text().decode()
     assert "agent_r1_gateway_malformed_calls_total 1.0" in text
     assert 'agent_r1_gateway_attempts_total{status="COMPLETED"} 1.0' in text
+
+
+@pytest.mark.parametrize(
+    ("end", "noted", "status", "reason"),
+    [
+        ({"exit": "ok"}, {}, "COMPLETED", "answer"),
+        ({"exit": "ok"}, {"has_moved": True}, "COMPLETED", "answer"),
+        ({"exit": "failed", "error": "x"}, {}, "TRUNCATED", "agent_failed: x"),
+        (
+            {"exit": "failed", "error": "x"},
+            {"has_moved": True},
+            "FAILED",
+            "agent_lost: its session",
+        ),
+        ({"exit": "failed"}, {"fault": "policy_error: y"}, "FAILED", "policy_error: y"),
+        ({"exit": "ok"}, {"spent": "max_requests"}, "TRUNCATED", "max_requests"),
+        ({"exit": "timeout"}, {}, "TRUNCATED", "agent_timeout"),
+        ({"exit": "lost", "error": "x"}, {}, "FAILED", "agent_lost: x"),
+    ],
+)
+async def test_how_an_attempt_ends(
+    both: ChatFormat,
+    end_id: int,
+    end: dict[str, Any],
+    noted: dict[str, Any],
+    status: str,
+    reason: str,
+):
+    client = await open_client(both, end_id, "one")
+    await client.ask(user("who?"))
+    for name, value in noted.items():
+        setattr(client.session, name, value)
+    found = _outcome(client.session, AttemptEnded(end=AgentEnd(**end)))
+    assert found[0] == status
+    assert found[1].startswith(reason)

@@ -38,6 +38,7 @@ class FakeSession:
     more: Callable[[], AsyncGenerator[Event]] | None = None
     asked: list[Asked] = field(default_factory=list[Asked])
     delivered_turns: list[int] = field(default_factory=list[int])
+    released_turns: list[int] = field(default_factory=list[int])
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     journal_writes: asyncio.Event | None = None
     """What a delivery waits for."""
@@ -75,6 +76,9 @@ class FakeSession:
     def count_tokens(self, asked: Asked) -> int:
         self.asked.append(asked)
         return 17
+
+    def release(self, turn: int) -> None:
+        self.released_turns.append(turn)
 
     async def delivered(self, turn: int) -> None:
         if self.journal_writes is not None:
