@@ -58,6 +58,7 @@ def test_a_reported_reward_is_read_from_the_end_of_the_attempt():
 
     assert of({"exit": "ok", "reward": 0.25}) == 0.25
     assert of({"exit": "timeout", "reward": None}) == of({"exit": "failed"}) == 0.0
-    for data in (None, {"exit": "ok"}, {"exit": "ok", "reward": "1"}):
+    wrong: list[JsonValue] = [None, {"exit": "ok"}, {"exit": "ok", "reward": "1"}]
+    for data in wrong:
         with pytest.raises(ValueError, match="no reward was reported"):
             of(data)
