@@ -16,8 +16,8 @@ from pydantic import Field, model_validator
 from agent_r1.runtime.agent_settings import AgentSettings
 from agent_r1.runtime.config import ListenConfig
 
-KNOWN = "agent_r1.tools.agents.known"
-"""Package of a file for each program that people use: keys of `[agent]`."""
+KNOWN = "agent_r1.tools.agents", "known"
+"""Package and folder of a file for each program that people use: keys of `[agent]`."""
 Pattern = Annotated[str, Field(min_length=1)]
 
 
@@ -68,7 +68,8 @@ class AgentConfig(AgentSettings):
         name = given.get("known") if isinstance(given, dict) else None
         if name is None:
             return given
-        files = {file.name: file for file in resources.files(KNOWN).iterdir()}
+        package, folder = KNOWN
+        files = {file.name: file for file in resources.files(package).joinpath(folder).iterdir()}
         file = files.get(f"{name}.toml")
         if file is None:
             names = ", ".join(sorted(one.removesuffix(".toml") for one in files if ".toml" in one))

@@ -1,0 +1,158 @@
+"""Programs that people use as agents, unmodified, in the sandbox, with a scripted policy that calls
+their own tools. `make test-agents` installs them; what they come to is docs/results/agents.md.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from agent_r1.gateway.config import AgentConfig
+from agent_r1.gateway.session import SessionRules
+from agent_r1.text.chat_format import ChatFormat
+from agent_r1_proto.streams import Broker
+from agent_r1_proto.tasks import Task
+from agent_r1_proto.trajectory import Trajectory
+from tests.support.agent_scene import agent_scene
+from tests.support.builders import rollout_task
+from tests.support.fakes import FakePolicy, build_tokenizer, call_text
+
+pytestmark = [pytest.mark.redis, pytest.mark.slow]
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGES = REPOSITORY / "build" / "npm" / "node_modules"
+REPORT = os.environ.get("AGENTS_REPORT")
+MAX_CONTEXT = 500_000
+"""A token is a letter here, and the instructions of some programs are long."""
+RULES = SessionRules(
+    run_seed=5, max_context=MAX_CONTEXT, max_tokens_per_turn=4000, max_session_tokens=1 << 24
+)
+COMMANDS = (
+    "printf 'def add(a, b): return a - b' > add.py",
+    "cat add.py",
+    "python3 -B -c 'import add; print(add.add(1, 2))'",
+    "sed -i 's/a - b/a + b/' add.py",
+    "python3 -B -c 'import add; print(add.add(1, 2))'",
+)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program as the test knows it."""
+
+    folder: str
+    """Of its executable, in the folder of the packages."""
+    shell: str
+    """Name of its tool that runs a command."""
+    argument: str = "command"
+    more: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Further arguments that the tool wants."""
+    side_calls: int = 0
+    """Requests beside the work, such as for a title."""
+
+    def call(self, command: str) -> str:
+        return call_text(self.shell, **{self.argument: command, **self.more})
+
+
+PROGRAMS = {
+    "pi": Program(".bin", "bash"),
+    "claude": Program("@anthropic-ai/claude-code-linux-x64", "Bash", more={"description": "x"}),
+    "codex": Program(
+        "@openai/codex-linux-x64/vendor/x86_64-unknown-linux-musl/bin", "exec_command", "cmd"
+    ),
+    "opencode": Program("opencode-linux-x64/bin", "bash", more={"description": "x"}, side_calls=1),
+}
+
+
+@pytest.fixture
+async def broker(redis_url: str, run_id: str) -> AsyncIterator[Broker]:
+    async with await Broker.connect(redis_url, run_id) as connection:
+        yield connection
+
+
+@pytest.fixture(scope="module")
+def rows() -> Iterator[list[Sequence[object]]]:
+    """Rows of the report, which is written at the end where AGENTS_REPORT names a file."""
+    found: list[Sequence[object]] = []
+    yield found
+    if REPORT is not None:
+        head = ("program", "turns", "rows", "captured", "trained", "excluded", "ratio")
+        lines = [head, ["---"] * len(head), *sorted(found, key=str)]
+        table = "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+        path = Path(REPORT)
+        before, _, _ = path.read_text(encoding="utf-8").partition("| program |")
+        path.write_text(f"{before}{table}\n", encoding="utf-8")
+
+
+def report_of(name: str, trajectory: Trajectory) -> Sequence[object]:
+    """Tokens are captured, trained, or excluded; the ratio is that of all tokens of the rows to
+    those of every lineage's longest history."""
+    excluded: Counter[str] = Counter()
+    longest = 0
+    segments = trajectory.segment_bounds()
+    lineages = trajectory.lineages or [None]
+    for one, (start, end) in zip(lineages, trajectory.lineage_bounds(), strict=True):
+        if one is not None and one.excluded:
+            excluded[one.excluded] += int(trajectory.action_mask[start:end].sum())
+        longest += max(b - a for a, b in segments if start <= a < end)
+    captured = int(trajectory.action_mask.sum())
+    trained = int((trajectory.trained_mask() & trajectory.action_mask).sum())
+    assert captured == trained + sum(excluded.values())
+    why = ", ".join(f"{name} {count}" for name, count in excluded.items()) or "none"
+    ratio = f"{len(trajectory.token_ids) / longest:.2f}"
+    return (name, len(trajectory.turns), len(segments), captured, trained, why, ratio)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+async def test_a_program_works_with_its_own_tools(
+    name: str, broker: Broker, run_id: str, rows: list[Sequence[object]]
+):
+    program = PROGRAMS[name]
+    if not (PACKAGES / program.folder / name).exists():
+        pytest.skip(f"{name} is not installed; `make test-agents` installs it, where npm is")
+    tokenizer = build_tokenizer()
+    end_id = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    chat = ChatFormat(
+        tokenizer, end_of_turn_ids=[end_id], reply_roles=("tool", "user"), segments=True
+    )
+    script = [*map(program.call, COMMANDS), "It is mended."]
+
+    def write(token_ids: list[int], number: int) -> list[int]:
+        read = chat.decode(token_ids)
+        is_side = program.shell not in read or "<tools>" not in read
+        turn = "A title" if is_side else script[read.count("</tool_response>")]
+        return [*chat.encode(turn), end_id]
+
+    policy = FakePolicy(write, eos_token_ids=[end_id], max_context=MAX_CONTEXT)
+    config = AgentConfig.model_validate(
+        {
+            "known": name,
+            "show": [str(PACKAGES)],
+            "env": {"PATH": f"{PACKAGES / program.folder}:/usr/bin:/bin"},
+            "answer": "output",
+            "artefacts": ["add.py"],
+            "memory_mb": 16384,
+            "processes": 256,
+            "file_mb": 512,
+            "timeout_s": 150.0,
+        }
+    )
+    async with agent_scene(broker, chat, policy, config, rules=RULES) as attempts:
+        prompt = "Write add.py with a function add(a, b), and test it."
+        trajectory = await attempts.run(rollout_task(run_id, task=Task(id="q", prompt=prompt)))
+    assert (trajectory.status, trajectory.reason) == ("COMPLETED", "answer"), trajectory.turns
+    main = [turn for turn in trajectory.turns if turn.text in script]
+    assert [turn.text for turn in main] == script
+    results = [turn.calls[0].text() for turn in main[:-1]]
+    assert ("-1" in results[2], "3" in results[4]) == (True, True), results
+    data = next(turn.data for turn in reversed(trajectory.turns) if turn.data is not None)
+    assert isinstance(data, dict)
+    assert data["artefacts"] == {"add.py": "def add(a, b): return a + b"}
+    assert len(trajectory.turns) == len(script) + program.side_calls
+    row = report_of(name, trajectory)
+    rows.append(row)
+    assert float(str(row[-1])) <= 1.2
