@@ -171,7 +171,7 @@ class Journal:
         async with self._writing:
             entries = list(self._waiting)
             try:
-                if entries or self.is_taken:
+                if entries:
                     await self._log.append(entries)
             except SessionTakenError:
                 self.is_taken = True

@@ -104,7 +104,8 @@ async def test_an_agent_is_trained_as_it_is(
 
 def test_a_program_that_nobody_knows_is_named():
     with pytest.raises(
-        ValueError, match=r"known \('pie'\) is none of claude, codex, opencode, pi; set instead"
+        ValueError,
+        match=r"known \('pie'\) is none of claude, codex, opencode, pi; set command instead",
     ):
         AgentConfig.model_validate({"known": "pie"})
 

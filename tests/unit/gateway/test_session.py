@@ -542,6 +542,43 @@ async def test_of_two_equal_answers_the_one_that_was_heard_is_gone_on_with(
     assert not second.delivered
 
 
+async def test_an_answer_that_came_later_and_was_not_heard_takes_no_credit(
+    both: ChatFormat, end_id: int
+):
+    client = await open_client(both, end_id, "heard", "lost")
+    await client.ask(user("who?"))
+    await client.ask(user("who?"), deliver=False)
+    assert [turn.text for turn in client.trajectory().trained_turns()] == ["heard"]
+
+
+@pytest.mark.parametrize("heard", [0, 1])
+async def test_of_equal_answers_that_which_was_heard_has_the_next_turn(
+    both: ChatFormat, end_id: int, heard: int
+):
+    client = await open_client(both, end_id, "same", "same", "end")
+    told = await client.ask(user("who?"), n=2, deliver=False)
+    await client.session.delivered(heard)
+    await client.ask(user("who?"), told.message, user("more?"))
+    turns = client.session.forest.turns
+    assert turns[2].parent is turns[heard]
+
+
+async def test_a_side_call_of_an_agent_stands_behind_its_own_lineage(both: ChatFormat, end_id: int):
+    client = await open_client(both, end_id, "a", "b", "x", "y", "z")
+    told = await client.ask(user("main"))
+    await client.ask(user("main"), told.message, user("on"))
+    other = await client.ask(user("other"))
+    await client.ask(user("other"))  # an answer that is not gone on with
+    await client.ask(user("other"), other.message, user("on"))
+    lineages = client.trajectory().lineages
+    names = [(one.name, one.parent) for one in lineages]
+    assert names[0] == ("main", None)
+    kept = next(i for i, one in enumerate(lineages) if one.name == "agent-1")
+    assert lineages[kept].parent == 0
+    (excluded,) = [one for one in lineages if one.excluded]
+    assert excluded.parent == kept
+
+
 async def test_a_retry_is_told_what_it_has_not_had_and_else_the_latest(
     both: ChatFormat, end_id: int
 ):
