@@ -18,9 +18,9 @@ from agent_r1.gateway.wire import WireError
 from agent_r1.text.chat_format import ChatFormat
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import Decoding, Task
-from tests.support.agent_scene import agent_scene
+from tests.support.agent_scene import agent_scene, scene_chat
 from tests.support.builders import rollout_task
-from tests.support.fakes import FakePolicy, FakeToolServer, build_tokenizer, call_text
+from tests.support.fakes import FakePolicy, FakeToolServer, call_text
 from tests.support.learner_fakes import eventually
 
 pytestmark = [pytest.mark.redis, pytest.mark.slow]
@@ -48,11 +48,7 @@ async def broker(redis_url: str, run_id: str) -> AsyncIterator[Broker]:
 
 @pytest.fixture(scope="module")
 def chat() -> ChatFormat:
-    tokenizer = build_tokenizer()
-    end_id = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    return ChatFormat(
-        tokenizer, end_of_turn_ids=[end_id], reply_roles=("tool", "user"), segments=True
-    )
+    return scene_chat()
 
 
 def searching(chat: ChatFormat, answer: str = ANSWER) -> FakePolicy:

@@ -14,13 +14,12 @@ import pytest
 
 from agent_r1.gateway.config import AgentConfig
 from agent_r1.gateway.session import SessionRules
-from agent_r1.text.chat_format import ChatFormat
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import Task
 from agent_r1_proto.trajectory import Trajectory
-from tests.support.agent_scene import agent_scene
+from tests.support.agent_scene import agent_scene, scene_chat
 from tests.support.builders import rollout_task
-from tests.support.fakes import FakePolicy, build_tokenizer, call_text
+from tests.support.fakes import FakePolicy, call_text
 
 pytestmark = [pytest.mark.redis, pytest.mark.slow]
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -114,11 +113,8 @@ async def test_a_program_works_with_its_own_tools(
     program = PROGRAMS[name]
     if not (PACKAGES / program.folder / name).exists():
         pytest.skip(f"{name} is not installed; `make test-agents` installs it, where npm is")
-    tokenizer = build_tokenizer()
-    end_id = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    chat = ChatFormat(
-        tokenizer, end_of_turn_ids=[end_id], reply_roles=("tool", "user"), segments=True
-    )
+    chat = scene_chat()
+    end_id = min(chat._end_of_turn_ids)
     script = [*map(program.call, COMMANDS), "It is mended."]
 
     def write(token_ids: list[int], number: int) -> list[int]:

@@ -28,9 +28,18 @@ from agent_r1_proto.agents import AGENTS
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.weights import NewestVersion
-from tests.support.fakes import FakePolicy, FakeToolServer
+from tests.support.fakes import FakePolicy, FakeToolServer, build_tokenizer
 
 HERE = ListenConfig()
+
+
+def scene_chat() -> ChatFormat:
+    """A chat format for whatever may follow a turn, in which a token is a letter."""
+    tokenizer = build_tokenizer()
+    end_id = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    return ChatFormat(
+        tokenizer, end_of_turn_ids=[end_id], reply_roles=("tool", "user"), segments=True
+    )
 
 
 @asynccontextmanager
