@@ -4,6 +4,7 @@ their own tools. `make test-agents` installs them; what they come to is docs/res
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ import pytest
 
 from agent_r1.gateway.config import AgentConfig
 from agent_r1.gateway.session import SessionRules
+from agent_r1.tools.agents import relay
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import Task
 from agent_r1_proto.trajectory import Trajectory
@@ -106,10 +108,41 @@ def report_of(name: str, trajectory: Trajectory) -> Sequence[object]:
     return (name, len(trajectory.turns), len(segments), captured, trained, why, ratio)
 
 
+@dataclass
+class Cut:
+    """Breaks the connection in the middle of an answer, once."""
+
+    answers: int
+    """Which one it is."""
+    seen: int = 0
+
+    async def pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            self.seen += data.startswith(b"HTTP/1.1 200")
+            if data.startswith(b"HTTP/1.1 200") and self.seen == self.answers:
+                writer.write(data[: len(data) // 2])
+                await writer.drain()
+                writer.transport.abort()
+                raise ConnectionResetError("cut by the test")
+            writer.write(data)
+            await writer.drain()
+        if writer.can_write_eof():
+            writer.write_eof()
+
+
+@pytest.mark.parametrize("is_cut", [False, True], ids=["whole", "cut"])
 @pytest.mark.parametrize("name", PROGRAMS)
 async def test_a_program_works_with_its_own_tools(
-    name: str, broker: Broker, run_id: str, rows: list[Sequence[object]]
+    name: str,
+    is_cut: bool,
+    broker: Broker,
+    run_id: str,
+    rows: list[Sequence[object]],
+    monkeypatch: pytest.MonkeyPatch,
 ):
+    cut = Cut(answers=3)
+    if is_cut:
+        monkeypatch.setattr(relay, "_pump", cut.pump)
     program = PROGRAMS[name]
     if not (PACKAGES / program.folder / name).exists():
         pytest.skip(f"{name} is not installed; `make test-agents` installs it, where npm is")
@@ -121,7 +154,8 @@ async def test_a_program_works_with_its_own_tools(
         read = chat.decode(token_ids)
         is_side = program.shell not in read or "<tools>" not in read
         turn = "A title" if is_side else script[read.count("</tool_response>")]
-        return [*chat.encode(turn), end_id]
+        begun = read.rpartition("<|im_start|>assistant\n")[2]  # before its connection was cut
+        return [*chat.encode(turn.removeprefix(begun)), end_id]
 
     policy = FakePolicy(write, eos_token_ids=[end_id], max_context=MAX_CONTEXT)
     config = AgentConfig.model_validate(
@@ -150,5 +184,8 @@ async def test_a_program_works_with_its_own_tools(
     assert data["artefacts"] == {"add.py": "def add(a, b): return a + b"}
     assert len(trajectory.turns) == len(script) + program.side_calls
     row = report_of(name, trajectory)
-    rows.append(row)
+    if is_cut:
+        assert cut.seen > cut.answers
+    else:
+        rows.append(row)
     assert float(str(row[-1])) <= 1.2
