@@ -11,11 +11,11 @@ import json
 import time
 import uuid
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
-from pydantic import ConfigDict, Field, JsonValue, model_validator
+from pydantic import ConfigDict, Field, JsonValue
 
 from agent_r1.gateway.speech import Speaker, Speech
 from agent_r1.gateway.wire import Asked, Begun, Ended, ErrorKind, Said, Session, Sessions, WireError
@@ -25,6 +25,7 @@ from agent_r1.gateway.wires.http import (
     AnswerResponse,
     Body,
     ErrorForm,
+    WireRequest,
     event,
     find_session,
     note_overruled,
@@ -44,15 +45,16 @@ MAX_CHOICES = 16
 """Most answers to one request."""
 MAX_STOPS = 16
 """Most texts at which a turn ends."""
-_PENALTIES = {"frequency_penalty", "presence_penalty", "repetition_penalty"}
-_SAMPLING = {"temperature", "top_p", "top_k", "min_p", "seed"} | _PENALTIES
-_TEMPLATE = {"chat_template_kwargs", "enable_thinking", "reasoning", "thinking"}
-_TASKS_OWN = _SAMPLING | _TEMPLATE
+_SAMPLING = frozenset(
+    {"temperature", "top_p", "top_k", "min_p", "seed"}
+    | {"frequency_penalty", "presence_penalty", "repetition_penalty"}
+    | {"chat_template_kwargs", "enable_thinking", "reasoning", "thinking"}
+)
 """Parameters that are the task's."""
-_CACHE = {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "prediction"}
-_EFFORT = {"reasoning_effort", "verbosity", "service_tier", "parallel_tool_calls"}
-_CHANGES_NOTHING = (
-    {"metadata", "moderation", "safety_identifier", "store", "user"} | _CACHE | _EFFORT
+_CHANGES_NOTHING = frozenset(
+    {"metadata", "moderation", "safety_identifier", "store", "user"}
+    | {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "prediction"}
+    | {"reasoning_effort", "verbosity", "service_tier", "parallel_tool_calls"}
 )
 _REASONING = ("reasoning_content", "reasoning", "reasoning_details")
 _ERRORS: dict[ErrorKind, tuple[str, str | None]] = {
@@ -130,10 +132,11 @@ class _StreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
-class ChatRequest(Body):
+class ChatRequest(WireRequest):
     """Body of a request."""
 
-    model_config = ConfigDict(extra="allow")
+    sampling: ClassVar[frozenset[str]] = _SAMPLING
+    changes_nothing: ClassVar[frozenset[str]] = _CHANGES_NOTHING
 
     messages: Annotated[list[dict[str, JsonValue]], Field(min_length=1, fail_fast=True)]
     model: str
@@ -150,20 +153,6 @@ class ChatRequest(Body):
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     modalities: list[Literal["text"]] | None = None
-
-    @model_validator(mode="after")
-    def _check_names(self) -> Self:
-        given = {name for name, value in self.others.items() if value is not None}
-        unknown = sorted(given - _TASKS_OWN - _CHANGES_NOTHING)
-        if unknown:
-            names = ", ".join(f"{name:.40}" for name in unknown[:8])
-            raise ValueError(f"unknown fields: {names}; leave them out")
-        return self
-
-    @property
-    def others(self) -> dict[str, Any]:
-        """Fields that make no difference to what is sampled."""
-        return self.model_extra or {}
 
     def asked(self, retries: int) -> Asked:
         """Return what is asked of the session.
@@ -220,10 +209,6 @@ class ChatRequest(Body):
             return f"response_format {form.type}"
         return "logit_bias" if self.logit_bias else ""
 
-    def overruled(self) -> list[str]:
-        """Return the names of its parameters that are the task's."""
-        return [name for name in _TASKS_OWN if self.others.get(name) is not None]
-
 
 def add_chat(app: FastAPI, sessions: Sessions) -> None:
     """Add the routes of Chat Completions."""
@@ -234,7 +219,7 @@ def add_chat(app: FastAPI, sessions: Sessions) -> None:
         session = await find_session(sessions, request, session_id)
         body = await read_request(ChatRequest, request)
         asked = body.asked(retries_of(request))
-        note_overruled(set(body.overruled()), noted)
+        note_overruled(body, noted)
         return AnswerResponse(_ChatAnswer(session, body, asked))
 
 

@@ -67,10 +67,6 @@ class WireRequest(BaseModel):
     """Parameters that are the task's."""
     changes_nothing: ClassVar[frozenset[str]]
     """Fields that make no difference to what is sampled."""
-    own_tools: ClassVar[frozenset[str]]
-    """Types of tools that the client runs; the policy is not offered others."""
-
-    tools: Annotated[list[dict[str, JsonValue]] | None, Field(max_length=1024)] = None
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
@@ -89,6 +85,15 @@ class WireRequest(BaseModel):
     def overruled(self) -> set[str]:
         """Return the names of its parameters that are the task's."""
         return {name for name in self.sampling if self.others.get(name) is not None}
+
+
+class HostedToolsRequest(WireRequest):
+    """Body of a request that may name tools which its provider would run."""
+
+    own_tools: ClassVar[frozenset[str]]
+    """Types of tools that the client runs; the policy is not offered others."""
+
+    tools: Annotated[list[dict[str, JsonValue]] | None, Field(max_length=1024)] = None
 
     def hosted(self) -> set[str]:
         """Return the types of its tools that its provider would run."""
@@ -136,16 +141,16 @@ def retries_of(request: Request) -> int:
     return int(retries) if retries.isdecimal() and len(retries) < 4 else 0
 
 
-def note_overruled(names: set[str], noted: set[str]) -> None:
+def note_overruled(body: WireRequest, noted: set[str]) -> None:
     """Log parameters that are the task's, each once; `noted` has those that were logged."""
-    for name in names - noted:
+    for name in body.overruled() - noted:
         noted.add(name)
         logger.warning("parameter of an agent is the task's, so it is ignored name=%s", name)
 
 
-def note_ignored(body: WireRequest, noted: set[str]) -> None:
+def note_ignored(body: HostedToolsRequest, noted: set[str]) -> None:
     """Log what of a request is ignored, each once."""
-    note_overruled(body.overruled(), noted)
+    note_overruled(body, noted)
     for kind in body.hosted() - noted:
         noted.add(kind)
         logger.warning("tool that a provider would run is not offered type=%s", kind)

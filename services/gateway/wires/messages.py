@@ -21,7 +21,7 @@ from agent_r1.gateway.wires.http import (
     STATUSES,
     AnswerResponse,
     ErrorForm,
-    WireRequest,
+    HostedToolsRequest,
     event,
     find_session,
     note_ignored,
@@ -93,7 +93,7 @@ class _OutputConfig(BaseModel):
     format: JsonValue = None
 
 
-class CountRequest(WireRequest):
+class CountRequest(HostedToolsRequest):
     """Body of a request that counts tokens, and what all requests have."""
 
     sampling: ClassVar[frozenset[str]] = frozenset({"temperature", "top_p", "top_k"})

@@ -24,7 +24,7 @@ from agent_r1.gateway.wires.history import History, read_arguments, read_texts, 
 from agent_r1.gateway.wires.http import (
     STREAM_TYPE,
     AnswerResponse,
-    WireRequest,
+    HostedToolsRequest,
     event,
     find_session,
     note_ignored,
@@ -96,7 +96,7 @@ class _TextConfig(BaseModel):
     format: dict[str, JsonValue] | None = None
 
 
-class ResponsesRequest(WireRequest):
+class ResponsesRequest(HostedToolsRequest):
     """Body of a request for a turn, or to compact a history."""
 
     sampling: ClassVar[frozenset[str]] = frozenset({"temperature", "top_p"})
