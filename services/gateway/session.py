@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from agent_r1.gateway import journal as log
 from agent_r1.gateway.forest import Forest, Place, TurnNode
+from agent_r1.gateway.growing_text import GrowingText
 from agent_r1.gateway.servers import RequestRefusedError, RolloutServers, ServerError
 from agent_r1.gateway.speech import said_message
 from agent_r1.gateway.wire import Asked, Begun, Ended, Event, Said, Waiting, WireError
@@ -487,7 +488,7 @@ class AgentSession:
     ) -> None:
         """Put one answer on the queue, from its first token; None ends it."""
         try:
-            text = _GrowingText(self._chat, asked.stop)
+            text = GrowingText(self._chat, asked.stop)
             length = len(node.context())
             cached = 0 if node.begins else length - len(node.prompt)
             await queue.put(Begun(choice, node.number, node.opening, length, cached))
@@ -615,61 +616,6 @@ class AgentSession:
     def reader(self, node: TurnNode) -> TurnReader:
         """Return what reads a turn."""
         return replace(self.turn_reader, opens_in_thought=bool(node.opening))
-
-
-class _GrowingText:
-    """Text of a turn as its tokens come: never half a character, and nothing of a stop text."""
-
-    def __init__(self, chat: ChatFormat, stop: Sequence[str]) -> None:
-        self._chat = chat
-        self._stop = [text for text in stop if text]
-        self._held = max((len(text) for text in self._stop), default=1) - 1
-        """Characters that may be the beginning of a stop text."""
-        self._ids: list[int] = []
-        self._from = self._decoded = 0
-        """Where what is decoded together begins, and up to where it has been."""
-        self._text = ""
-        self._told = 0
-        self.cut: int | None = None
-
-    @property
-    def is_stopped(self) -> bool:
-        """Return whether a stop text has come."""
-        return self.cut is not None
-
-    @property
-    def stopped_by(self) -> str:
-        """Return the stop text that has come; "" where none has."""
-        if self.cut is None:
-            return ""
-        return next((stop for stop in self._stop if self._text.startswith(stop, self.cut)), "")
-
-    def add(self, token_ids: Sequence[int], cut: int | None = None) -> str:
-        """Append tokens, and return the text that may be shown."""
-        self._ids += token_ids
-        ids = self._ids[: -1 if self._chat.is_ended(self._ids) else None]
-        before = self._chat.decode(ids[self._from : self._decoded])
-        whole = self._chat.decode(ids[self._from :])
-        if not whole.endswith("\ufffd") and len(whole) >= len(before):
-            searched = max(0, len(self._text) - self._held)
-            self._text += whole[len(before) :]
-            self._from, self._decoded = self._decoded, len(ids)
-            found = [at for stop in self._stop if (at := self._text.find(stop, searched)) >= 0]
-            if found and self.cut is None:
-                self.cut = min(found)
-        self.cut = self.cut if cut is None else cut
-        return self._tell(len(self._text) - self._held)
-
-    def finish(self) -> str:
-        """Return the rest of the text."""
-        ids = self._ids[: -1 if self._chat.is_ended(self._ids) else None]
-        self._text = self._chat.decode(ids) if self.cut is None else self._text
-        return self._tell(len(self._text))
-
-    def _tell(self, end: int) -> str:
-        end = max(self._told, end if self.cut is None else self.cut)
-        told, self._told = self._text[self._told : end], end
-        return told
 
 
 def _has_thought(turn: TurnNode | None) -> bool:
