@@ -26,14 +26,14 @@ from agent_r1.gateway.session import MODEL, AgentSession, SessionRules
 from agent_r1.gateway.trajectory import join_compacted, last_main_turn, session_trajectory
 from agent_r1.gateway.wire import WireError
 from agent_r1.text.chat_format import ChatFormat
-from agent_r1.text.tokens import failed_trajectory, turn_seed
+from agent_r1.text.tokens import failed_trajectory, recorded_data, turn_seed
 from agent_r1_proto.agents import AGENTS, AgentAttempt, AgentEnd, AgentTask
 from agent_r1_proto.parts import TextPart, shown_text
 from agent_r1_proto.session_log import SessionLog, SessionTakenError
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.tools import ToolResult, ToolSpec
-from agent_r1_proto.trajectory import Status, Trajectory
+from agent_r1_proto.trajectory import Status, ToolCallRecord, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -144,6 +144,19 @@ class AgentAttempts:
         except ToolOutageError as exc:
             session.note_fault(exc.reason)
             raise WireError("unavailable", exc.reason) from exc
+        record = ToolCallRecord(
+            end_token_index=0,
+            tool=name,
+            arguments=arguments,
+            status=reply.result.status,
+            version=reply.version,
+            instance=reply.instance,
+            attempt=reply.attempt,
+            latency_ms=reply.latency_ms,
+            parts=[TextPart(text=reply.result.text())],
+            data=recorded_data(reply.result.data),
+        )
+        await session.tool_answered(record)
         return reply.result
 
     async def run(self, rollout: RolloutTask) -> Trajectory:

@@ -22,7 +22,7 @@ from agent_r1.text.reading import TurnText
 from agent_r1_proto.generation import FinishReason, GeneratedPart
 from agent_r1_proto.parts import shown_text
 from agent_r1_proto.tasks import ChatMessage
-from agent_r1_proto.trajectory import VersionSpan
+from agent_r1_proto.trajectory import ToolCallRecord, VersionSpan
 
 
 @dataclass(eq=False)
@@ -252,6 +252,17 @@ class Forest:
                 update = {"tool_call_id": ours[message.tool_call_id]}
                 messages[i] = message.model_copy(update=update)
         return replace(asked, messages=tuple(messages))
+
+    def asked_for(self, record: ToolCallRecord) -> int:
+        """Return the number of the last turn with a call of the run's tool, or of the last one,
+        since the agent's own program may call it."""
+        asked = record.tool, record.arguments
+        made = (
+            turn.number
+            for turn in reversed(self.turns)
+            if turn.read and asked in [(call.name, call.arguments) for call in turn.read.calls]
+        )
+        return next(made, len(self.turns) - 1)
 
     def call_id(self, turn: int, call: int) -> str:
         """Return the id of a call."""

@@ -16,6 +16,7 @@ from agent_r1_proto.generation import FinishReason, GeneratedPart
 from agent_r1_proto.messages import Message
 from agent_r1_proto.session_log import SessionLog, SessionTakenError
 from agent_r1_proto.tasks import ChatMessage
+from agent_r1_proto.trajectory import ToolCallRecord
 
 
 class TurnBegun(Message):
@@ -82,6 +83,16 @@ class ToolCalled(Message):
     """That holds the attempt's session with the tool; "" where it has none."""
 
 
+class ToolAnswered(Message):
+    """What a tool of the run answered."""
+
+    event: Literal["tool_answered"] = "tool_answered"
+    turn: int
+    """That made the call, or was the newest when the agent's own program did."""
+    record: ToolCallRecord
+    """Its `end_token_index` is not known yet."""
+
+
 class LimitReached(Message):
     """A limit of the session refused a request."""
 
@@ -121,6 +132,7 @@ Event = (
     | TurnEnded
     | TurnDelivered
     | ToolCalled
+    | ToolAnswered
     | LimitReached
     | FaultNoted
     | AttemptCalled

@@ -30,6 +30,7 @@ from agent_r1_proto.generation import FinishReason, GeneratedPart, GenerateReque
 from agent_r1_proto.parts import ImageRefusedError
 from agent_r1_proto.session_log import SessionTakenError
 from agent_r1_proto.tasks import ChatMessage, RolloutTask
+from agent_r1_proto.trajectory import ToolCallRecord
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +109,7 @@ class AgentSession:
         self.requests = 0
         self.tools: dict[str, str] = {}
         """Tools of the run that were called, and who holds the session with each; "": nobody."""
+        self.tool_answers: list[log.ToolAnswered] = []
         self._chat = chat
         self._servers = servers
         self._rules = rules
@@ -164,6 +166,8 @@ class AgentSession:
             case log.ToolCalled():
                 self.tools[event.tool] = event.instance
                 self._tool_calls += 1
+            case log.ToolAnswered():
+                self.tool_answers.append(event)
             case log.LimitReached():
                 self.spent = event.limit
             case log.FaultNoted():
@@ -222,6 +226,12 @@ class AgentSession:
         """Note a call of a tool of the run, and who holds the session with it."""
         self.tools[tool] = instance
         await self.journal.write(log.ToolCalled(tool=tool, instance=instance))
+
+    async def tool_answered(self, record: ToolCallRecord) -> None:
+        """Note what a tool of the run answered, with the turn that asked for it."""
+        answered = log.ToolAnswered(turn=self.forest.asked_for(record), record=record)
+        self.tool_answers.append(answered)
+        await self.journal.write(answered)
 
     def release(self, turn: int) -> None:
         """Say that nobody is told a turn any more, so that a retry may be."""

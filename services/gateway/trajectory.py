@@ -206,19 +206,20 @@ def _write(
         numbers = {session.call_id(turn.number, i): j for i, j in enumerate(told)}
         results = {numbers[r.tool_call_id]: r for r in replies if r.tool_call_id in numbers}
         ends = chat.call_end_indexes(turn.token_ids, read.text, read.calls)
-        interaction.set_calls(
-            [
-                ToolCallRecord(
-                    end_token_index=start + end,
-                    tool=call.name,
-                    arguments=call.arguments,
-                    status="malformed" if call.error else "ok",
-                    parts=_parts(results.get(j)),
-                    error=call.error,
-                )
-                for j, (call, end) in enumerate(zip(read.calls, ends, strict=True))
-            ]
-        )
+        calls = [
+            ToolCallRecord(
+                end_token_index=start + end,
+                tool=call.name,
+                arguments=call.arguments,
+                status="malformed" if call.error else "ok",
+                parts=_parts(results.get(j)),
+                error=call.error,
+            )
+            for j, (call, end) in enumerate(zip(read.calls, ends, strict=True))
+        ]
+        answers = [one.record for one in session.tool_answers if one.turn == turn.number]
+        last_token = max(start + len(turn.token_ids) - 1, start)
+        interaction.set_calls(_with_answers(calls, answers, last_token))
         interaction.add_replies(
             [
                 Reply(role=r.role, parts=_parts(r), call=numbers.get(r.tool_call_id))
@@ -226,6 +227,25 @@ def _write(
                 if r.role in ("tool", "user")
             ]
         )
+
+
+def _with_answers(
+    calls: list[ToolCallRecord], answers: list[ToolCallRecord], last_token: int
+) -> list[ToolCallRecord]:
+    """Return the calls of a turn with what tools of the run answered; what the agent's program
+    called by itself stands behind them, with what was answered."""
+    merged = list(calls)
+    open_calls = dict(enumerate(calls))
+    for answer in answers:
+        asked = answer.tool, answer.arguments
+        found = (j for j, call in open_calls.items() if (call.tool, call.arguments) == asked)
+        if (place := next(found, None)) is None:
+            merged.append(answer.model_copy(update={"end_token_index": last_token}))
+        else:
+            call = open_calls.pop(place)
+            kept = {"end_token_index": call.end_token_index, "parts": call.parts or answer.parts}
+            merged[place] = answer.model_copy(update=kept)
+    return merged
 
 
 def _parts(message: ChatMessage | None) -> list[Any]:

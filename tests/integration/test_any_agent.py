@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,8 +17,10 @@ from agent_r1.gateway.config import AgentConfig
 from agent_r1.gateway.session import SessionRules
 from agent_r1.gateway.wire import WireError
 from agent_r1.text.chat_format import ChatFormat
+from agent_r1_proto.parts import TextPart
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import Decoding, Task
+from agent_r1_proto.tools import ToolCall, ToolResult
 from tests.support.agent_scene import agent_scene, scene_chat
 from tests.support.builders import rollout_task
 from tests.support.fakes import FakePolicy, FakeToolServer, call_text
@@ -96,6 +99,45 @@ async def test_an_agent_is_trained_as_it_is(
     (call,) = search.calls
     assert call.arguments == {"query": "Ada"}
     assert trajectory.num_action_tokens == sum(t.end - t.start for t in trajectory.turns)
+
+
+OWN_CALL = """
+import os,httpx
+u,h=os.environ['OPENAI_BASE_URL'],{'authorization':'Bearer '+os.environ['OPENAI_API_KEY']}
+m=[{'role':'user','content':'hi'}]
+httpx.post(u+'/chat/completions',json={'model':'policy','messages':m},headers=h,timeout=60)
+httpx.post(u[:-3]+'/tools/search',json={'query':'Bob'},headers=h)
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "called"),
+    [(RAW, ["Ada"]), ([sys.executable, "-c", OWN_CALL], ["Ada", "Bob"])],
+    ids=["the policy's call", "a call of the program"],
+)
+async def test_rewards_get_what_tools_of_the_run_say(
+    command: list[str],
+    called: list[str],
+    chat: ChatFormat,
+    broker: Broker,
+    run_id: str,
+):
+    def answer(call: ToolCall) -> ToolResult:
+        text = f"result of {json.dumps(call.arguments)}"
+        return ToolResult(parts=[TextPart(text=text)], data={"passed": 2})
+
+    config = AgentConfig(answer="output", timeout_s=60.0, command=command)
+    search = FakeToolServer(answer=answer, version="8")
+    policy = searching(chat)
+    async with search, agent_scene(broker, chat, policy, config, search, rules=RULES) as attempts:
+        trajectory = await attempts.run(rollout_task(run_id))
+    first = trajectory.turns[0]
+    assert [call.arguments["query"] for call in first.calls] == called
+    assert [call.data for call in first.calls][-1] == {"passed": 2}
+    assert (first.calls[-1].version, first.calls[-1].status) == ("8", "ok")
+    assert first.start < first.calls[-1].end_token_index < first.end
+    heard = [reply.role for reply in first.shown()]
+    assert heard == (["tool"] if command is RAW else [])  # the policy read no answer of its program
 
 
 def test_a_program_that_nobody_knows_is_named():

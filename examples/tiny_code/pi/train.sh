@@ -1,0 +1,14 @@
+#!/bin/sh
+# Train pi on the exercises of tiny_code, with three seeds; from the repository root, after `make setup`. It wants
+# npm, and takes about three hours on two cores; started again, it goes on where it stopped.
+set -eu
+example=examples/tiny_code
+npm install --ignore-scripts --no-audit --no-fund --silent --prefix build/npm @mariozechner/pi-coding-agent@0.73.1
+export PATH="$PWD/$example/pi:$PWD/build/npm/node_modules/.bin:$PATH"
+export AGENT_R1__AGENT__ENV__PATH="$PATH"
+if ! [ -d runs/tiny_code_pi/base ]; then
+    .venv/bin/python "$example/generate.py" --seed 0 --out "$example/data"
+    .venv/bin/python "$example/pi/base.py" --out runs/tiny_code_pi
+    .venv/bin/agent-r1 sft "$example/pi/base.toml"
+fi
+exec .venv/bin/agent-r1 table "$example/pi/table.toml"
