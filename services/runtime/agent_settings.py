@@ -6,6 +6,7 @@ gateway/config.py adds those of the gateway; tools/agents runs agents by them.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -41,7 +42,7 @@ class AgentSettings(StrictConfig):
     """File in the agent's working folder that holds its answer."""
     artefacts: Annotated[list[RelativePath], Field(max_length=MAX_ARTEFACTS)] = []
     """Files in the agent's working folder that rewards get, if they are there."""
-    show: list[str] = []
+    show: list[Path] = []
     """Files and folders that agents may read, besides the system's programs, the packages that
     are installed here, and the code beside `type`."""
     network: bool = False
@@ -84,7 +85,7 @@ class AgentSettings(StrictConfig):
                 "the container reach the gateway only"
             )
         if missing := [path for path in self.show if not os.path.exists(path)]:
-            raise ValueError(f"show ({missing[0]!r}) is not there; correct or remove the path")
+            raise ValueError(f"show ({str(missing[0])!r}) is not there; correct or remove the path")
         return self
 
     @property

@@ -286,6 +286,6 @@ def is_file(word: str) -> bool:
     return os.sep in word and os.path.exists(word)
 
 
-def absolute(path: str) -> Path:
+def absolute(path: str | Path) -> Path:
     """Return a path that means the same in every folder."""
     return Path(os.path.abspath(path))

@@ -411,6 +411,15 @@ top_k = 7
     assert loaded.origin(("tools", "search", "top_k")).endswith("small.toml")
 
 
+def test_what_an_agent_is_shown_is_relative_to_the_file(file: Path):
+    write_text(file.parent / "programs", "")
+    write_text(file, file.read_text() + '[agent]\ncommand = ["true"]\nshow = ["programs"]\n')
+    agent = load(file).config.agent
+    assert agent is not None
+    assert agent.show == [file.parent / "programs"]
+    assert agent.service_settings()["show"] == [str(file.parent / "programs")]
+
+
 def test_files_that_extend_each_other_are_refused(tmp_path: Path):
     first = write_text(tmp_path / "a.toml", 'extends = "b.toml"\n')
     write_text(tmp_path / "b.toml", 'extends = "a.toml"\n')
