@@ -116,7 +116,12 @@ def _read_outcomes(ran: ToolResult, count: int) -> list[Outcome]:
     return [("", last)] * count
 
 
+def tests_passed(request: ScoreRequest) -> float:
+    """Return the share of the hidden tests that the last program that was run passed, or 0.0."""
+    ran = [call.data for turn in request.turns for call in turn.calls if call.data is not None]
+    return TestedCode.model_validate(ran[-1]).share if ran else 0.0
+
+
 def all_tests_passed(request: ScoreRequest) -> float:
     """Return 1.0 when the last program that was run passed every hidden test, else 0.0."""
-    ran = [call.data for turn in request.turns for call in turn.calls if call.data is not None]
-    return float(bool(ran) and TestedCode.model_validate(ran[-1]).share == 1.0)
+    return float(tests_passed(request) == 1.0)
