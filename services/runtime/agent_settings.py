@@ -44,7 +44,7 @@ class AgentSettings(StrictConfig):
     """Files in the agent's working folder that rewards get, if they are there."""
     show: list[Path] = []
     """Files and folders that agents may read, besides the system's programs, the packages that
-    are installed here, and the code beside `type`."""
+    are installed here, and the code beside `type`. The programs in these folders are on PATH."""
     network: bool = False
     """True gives agents the machine's network; otherwise they reach the gateway only."""
     env: dict[str, str] = {}

@@ -161,8 +161,7 @@ async def test_a_program_works_with_its_own_tools(
     config = AgentConfig.model_validate(
         {
             "known": name,
-            "show": [str(PACKAGES)],
-            "env": {"PATH": f"{PACKAGES / program.folder}:/usr/bin:/bin"},
+            "show": [str(PACKAGES), str(PACKAGES / program.folder)],
             "answer": "output",
             "artefacts": ["add.py"],
             "memory_mb": 16384,

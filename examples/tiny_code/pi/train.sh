@@ -4,8 +4,7 @@
 set -eu
 example=examples/tiny_code
 npm install --ignore-scripts --no-audit --no-fund --silent --prefix build/npm @mariozechner/pi-coding-agent@0.73.1
-export PATH="$PWD/$example/pi:$PWD/build/npm/node_modules/.bin:$PATH"
-export AGENT_R1__AGENT__ENV__PATH="$PATH"
+export PATH="$PWD/build/npm/node_modules/.bin:$PATH"
 if ! [ -d runs/tiny_code_pi/base ]; then
     .venv/bin/python "$example/generate.py" --seed 0 --out "$example/data"
     .venv/bin/python "$example/pi/base.py" --out runs/tiny_code_pi

@@ -82,10 +82,12 @@ class AgentSandbox:
         limits = SandboxSettings(file_mb=settings.file_mb, preload=modules, **shared)
         plan = await make_plan(limits)
         interpreter = plan.interpreter
-        shown = [interpreter.environment, *map(absolute, settings.show)]
+        show = [*map(absolute, settings.show)]
+        shown = [interpreter.environment, *show]
         shown += [absolute(word) for word in settings.command or () if is_file(word)]
         interpreter = replace(interpreter, prefixes=(*interpreter.prefixes, *shown))
-        path = f"{interpreter.environment}/bin:/usr/local/bin:/usr/bin:/bin"
+        folders = [*filter(Path.is_dir, show), interpreter.environment / "bin"]
+        path = ":".join(map(str, [*folders, "/usr/local/bin", "/usr/bin", "/bin"]))
         plan = replace(
             plan,
             interpreter=interpreter,
