@@ -43,6 +43,8 @@ class AgentAttempt(StrictMessage):
     """Credential of the session; it ends with the session."""
     model: str
     """Name of the model there."""
+    context: Annotated[int, Field(ge=1)]
+    """Tokens that the model reads and samples together, at most."""
     timeout_s: Annotated[float, Field(gt=0)]
     """Time from its start after which the agent is stopped, in seconds."""
 

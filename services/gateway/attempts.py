@@ -225,6 +225,7 @@ class AgentAttempts:
             url=f"{self.wire_url}/sessions/{session.session_id}/v1",
             key=session.key,
             model=MODEL,
+            context=self.rules.max_context,
             timeout_s=max(left_s, 0.001),
         )
         name = session.session_id

@@ -75,7 +75,8 @@ class Runs(Agent):
 def attempt(url: str = UNREACHABLE, *, prompt: str = "Capital?", timeout_s: float = 20.0) -> Any:
     """Return the `tool_context` of a call."""
     task = {"id": "q1", "prompt": [{"role": "user", "content": prompt}], "metadata": {"level": 3}}
-    return {"task": task, "url": url, "key": KEY, "model": "policy", "timeout_s": timeout_s}
+    model = {"model": "policy", "context": 4096}
+    return {"task": task, "url": url, "key": KEY, **model, "timeout_s": timeout_s}
 
 
 @pytest.fixture

@@ -268,7 +268,7 @@ class Attacher:
         task.write_text(attempt.task.model_dump_json(), encoding="utf-8")
         return {
             **os.environ,
-            **agent_variables(url, attempt.key, attempt.model, str(task), prompt),
+            **agent_variables(url, attempt.key, attempt.model, attempt.context, str(task), prompt),
             "AGENT_R1_REPORT": str(folder / REPORT_FILE),
         }
 

@@ -22,6 +22,8 @@ class Model:
     """Of OpenAI's API, up to and with `/v1`."""
     api_key: str
     name: str
+    context: int
+    """Tokens that it reads and samples together, at most."""
 
     async def call_tool(self, tool: str, **arguments: JsonValue) -> str:
         """Let a tool of the run (`[tools.<name>]`) answer a call, and return its text.

@@ -269,7 +269,10 @@ def make_environment(config: Json, order: Json, folder: Path, base_url: str) -> 
         **config["env"],
         "HOME": str(folder / "home"),
         "TMPDIR": str(folder),
-        **agent_variables(base_url, order["key"], order["model"], task_file, order["prompt"]),
+        **agent_variables(
+            *(base_url, order["key"], order["model"], order["context"]),
+            *(task_file, order["prompt"]),
+        ),
     }
 
 
@@ -363,7 +366,7 @@ def run_class(kind: Any, order: Json, base_url: str, max_chars: int) -> int:
     from agent_r1.tools.agents.agent import Model
     from agent_r1_proto.agents import AgentTask
 
-    model = Model(base_url, order["key"], order["model"])
+    model = Model(base_url, order["key"], order["model"], order["context"])
     try:
         agent = kind()
     except BaseException as exc:  # noqa: BLE001 - the user's

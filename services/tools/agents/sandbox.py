@@ -39,7 +39,7 @@ STARTS_AT_ONCE = 16
 STOP_TIMEOUT_S = 10.0
 PROBE = {
     **{"command": ["true"], "timeout_s": 60.0},
-    **{"task": {}, "prompt": "", "key": "", "model": "", "path": ""},
+    **{"task": {}, "prompt": "", "key": "", "model": "", "path": "", "context": 1},
 }
 """Attempt that shows whether the sandbox works."""
 REPORT_BYTES = 32 << 20

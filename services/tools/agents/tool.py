@@ -187,6 +187,7 @@ def _make_order(attempt: AgentAttempt, command: list[str] | None) -> Json:
         "prompt": attempt.task.prompt[-1].shown(),
         "key": attempt.key,
         "model": attempt.model,
+        "context": attempt.context,
         "timeout_s": attempt.timeout_s,
         "path": urlsplit(attempt.url).path,
     }

@@ -7,7 +7,7 @@ _PROMPT_BYTES = 100_000
 
 
 def agent_variables(
-    base_url: str, key: str, model: str, task_file: str, prompt: str
+    base_url: str, key: str, model: str, context: int, task_file: str, prompt: str
 ) -> dict[str, str]:
     """Return the variables of one attempt.
 
@@ -15,6 +15,7 @@ def agent_variables(
         base_url: of OpenAI's API, up to and with `/v1`; Anthropic's SDKs add that themselves.
         key: of the session.
         model: what it is called there.
+        context: tokens that it reads and samples together, at most.
         task_file: has the task as JSON.
         prompt: what is asked.
     """
@@ -25,6 +26,7 @@ def agent_variables(
         "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),
         "ANTHROPIC_API_KEY": key,
         "ANTHROPIC_MODEL": model,
+        "AGENT_R1_CONTEXT": str(context),
         "AGENT_R1_TASK": task_file,
     }
     if len(prompt.encode()) <= _PROMPT_BYTES and "\0" not in prompt:
