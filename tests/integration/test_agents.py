@@ -129,8 +129,8 @@ async def until_empty(tool: AgentTool) -> None:
 
 def tree(tool: AgentTool) -> list[int]:
     """Return the processes of a sandbox; first those that are there without an attempt."""
-    assert tool._sandbox.process is not None
-    return find_tree(tool._sandbox.process)
+    assert tool._runner.process is not None
+    return find_tree(tool._runner.process)
 
 
 async def run(tool: AgentTool, context: Any, rollout_id: str = "r/0/0/0/0") -> AgentEnd:
@@ -554,7 +554,7 @@ async def test_a_wrong_context_and_a_lost_sandbox_are_outages():
         working = asyncio.create_task(call(tool, attempt(prompt="stay")))
         await until(lambda: len(tree(tool)) == 2 + 2)
         await until(lambda: tool._running["r/0/0/0/0"]._relay is not None)  # it has begun
-        sandbox = tool._sandbox._worker
+        sandbox = tool._runner._worker
         assert sandbox is not None
         os.kill(tree(tool)[1], signal.SIGKILL)
         await asyncio.wait_for(sandbox.process.wait(), GONE_TIMEOUT_S)
@@ -592,8 +592,8 @@ async def test_in_a_container_agents_end_with_their_attempts_too(form: str, clas
     run_prompt = python("import sys; exec(sys.stdin.read(), {})")
     kind = {"type": f"{classes}:Runs"} if form == "class" else {"command": run_prompt}
     async with running(**kind, sandbox="container", network=True) as tool:
-        assert tool._sandbox._worker is not None
-        folder = tool._sandbox._worker.folder
+        assert tool._runner._worker is not None
+        folder = tool._runner._worker.folder
         code = "import os; print(sorted(os.listdir('..')), 'HUB' in os.environ, flush=True)"
         end = await run(tool, attempt(prompt=f"{code}\n{HOSTILE['daemon'][0]}", timeout_s=5.0))
         assert (end.exit, end.output) == ("ok", "['home', 'task.json', 'work'] False")
