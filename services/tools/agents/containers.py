@@ -53,27 +53,33 @@ _VARIABLE_CHARS = 100_000
 """The kernel takes at most 128 KiB."""
 _GIVEN = "AGENT_R1_GIVEN_"
 _MARK = "agent-r1-report"
-_ERRORS = "/tmp/errors"
+_WORK, _ERRORS = "/tmp/work", "/tmp/errors"
 _MISSING = "missing"
 _SCRIPT = """
 report() {{
     trap '' TERM
-    kill -9 -1 2>/dev/null # all but this process
+    kill -9 -1 # all but this process
     printf '\\n{mark} %s' "$1"
     for file in {files}; do
-        if [ -f "$file" ]; then printf ' +'; head -c {file_bytes} "$file" | base64 | tr -d '\\n'
+        path=$(readlink -f "$file")
+        if [ -f "$path" ] && [ "$path" != "${{path#{work}/}}" -o "$path" = {errors_file} ]; then
+            printf ' +'; head -c {file_bytes} "$path" | base64 | tr -d '\\n'
         else printf ' -'; fi
     done
     exit 0
 }}
+exec 3>&2 2>/dev/null # what the shell says of the program's end is not the program's
 trap 'report timeout' TERM
-mkdir -p "$HOME" /tmp/work && cd /tmp/work || exit 1
+mkdir -p "$HOME" {work} && cd {work} || exit 1
 printf %s {task} | base64 -d >"$AGENT_R1_TASK"
 printf %s {prompt} | base64 -d >/tmp/prompt
 unset {given}
 command -v "$1" >/dev/null || report missing
 (sleep {limit_s}; kill -TERM 1) &
-(ulimit -c 0; ulimit -n {open_files}; ulimit -t {cpu_s}; exec "$@") </tmp/prompt {errors} &
+(
+    ulimit -c 0; ulimit -n {open_files}; ulimit -H -t {killed_s}; ulimit -S -t {cpu_s}
+    exec "$@" 2>{errors} 3>&-
+) </tmp/prompt &
 wait $!
 report $?
 """
@@ -83,12 +89,14 @@ class ContainerRunner:
     """Starts attempts in containers, and removes what a service that died has left."""
 
     def __init__(self, settings: AgentSettings) -> None:
-        self._settings = settings
-        self._engine: Engine = (
+        self.settings = settings
+        self.engine: Engine = (
             Docker(settings) if settings.runner == "container" else Kubernetes(settings)
         )
         self._places = asyncio.Semaphore(STARTS_AT_ONCE)
         self._host = ""
+        self._left: set[str] = set()
+        """Containers that could not be removed."""
 
     async def start(self) -> None:
         """Connect, remove what is left of earlier services, and try a container.
@@ -96,11 +104,11 @@ class ContainerRunner:
         Raises:
             ValueError: no container runs here; the text says why.
         """
-        command = (self._settings.command or [""])[0]
+        command = (self.settings.command or [""])[0]
         words = ["sh", "-c", 'command -v "$0"', command]
         order: Json = {"command": words, "task": {}, "prompt": "", "key": "", "model": ""}
         try:
-            engine_host = await self._engine.connect()
+            engine_host = await self.engine.connect()
             self._host = await asyncio.to_thread(_own_address, engine_host)
             await self._remove_orphans()
             attempt = await self.begin(order | {"path": "", "timeout_s": PROBE_TIMEOUT_S})
@@ -110,24 +118,34 @@ class ContainerRunner:
                 await attempt.end()
         except (EngineError, SandboxStartError, OSError) as exc:
             await self.stop()
-            raise ValueError(f"agent.runner ({self._settings.runner}): {exc}") from exc
+            raise ValueError(f"agent.runner ({self.settings.runner}): {exc}") from exc
         if report.get("status") != 0:
             await self.stop()
             raise ValueError(
-                f"agent.image ({self._settings.image}) cannot run agent.command ({command}): "
+                f"agent.image ({self.settings.image}) cannot run agent.command ({command}): "
                 f"{report.get('lost') or report.get('output', '').strip() or 'it is not there'}; "
                 "the image needs it, sh and base64"
             )
 
     async def stop(self) -> None:
         """Close the connection to the engine."""
-        await self._engine.close()
+        await self.engine.close()
+
+    async def remove(self, name: str) -> None:
+        """Kill and remove a container, now or with one of the next."""
+        self._left.add(name)
+        for one in list(self._left):
+            try:
+                await self.engine.remove(one)
+                self._left.discard(one)
+            except EngineError as exc:
+                logger.error("a container of an agent is not removed name=%s: %s", one, exc)
 
     async def _remove_orphans(self) -> None:
-        for name, labels in (await self._engine.find()).items():
+        for name, labels in (await self.engine.find()).items():
             if is_orphan(labels):
                 logger.warning("container of an earlier service is removed name=%s", name)
-                await self._engine.remove(name)
+                await self.remove(name)
 
     async def begin(self, order: Json) -> ContainerAttempt:
         """Start a container for an attempt.
@@ -139,12 +157,12 @@ class ContainerRunner:
             SandboxStartError: it does not start.
         """
         listener = socket.create_server((self._host, 0), backlog=128)
-        container = make_container(self._settings, order, listener.getsockname(), self._engine)
+        container = make_container(self.settings, order, listener.getsockname(), self.engine)
         deadline = asyncio.get_running_loop().time() + order["timeout_s"] + STOP_GRACE_S
-        attempt = ContainerAttempt(self._engine, self._settings, container.name, listener, deadline)
+        attempt = ContainerAttempt(self, container.name, listener, deadline)
         try:
             async with self._places:
-                await self._engine.create(container)
+                await self.engine.create(container)
         except EngineError as exc:
             await attempt.end()
             raise SandboxStartError(str(exc)) from exc
@@ -158,15 +176,9 @@ class ContainerAttempt:
     """One container, until it is removed."""
 
     def __init__(
-        self,
-        engine: Engine,
-        settings: AgentSettings,
-        name: str,
-        listener: socket.socket,
-        deadline: float,
+        self, runner: ContainerRunner, name: str, listener: socket.socket, deadline: float
     ) -> None:
-        self._engine = engine
-        self._settings = settings
+        self._runner = runner
         self._name = name
         self._deadline = deadline
         self.listener = listener
@@ -175,19 +187,16 @@ class ContainerAttempt:
     async def report(self) -> Json:
         """Return what came of it, once it has ended or its time is up."""
         try:
-            ended = await self._engine.wait(self._name, self._deadline)
-            output, errors = await self._engine.read_log(self._name)
+            ended = await self._runner.engine.wait(self._name, self._deadline)
+            output, errors = await self._runner.engine.read_log(self._name)
         except EngineError as exc:
             return {"lost": str(exc)}
-        return read_report(self._settings, ended.why, ended.code, output, errors)
+        return read_report(self._runner.settings, ended.why, ended.code, output, errors)
 
     async def end(self) -> None:
         """Kill and remove the container, if it is there."""
         self.listener.close()
-        try:
-            await self._engine.remove(self._name)
-        except EngineError as exc:
-            logger.error("a container of an agent is not removed name=%s: %s", self._name, exc)
+        await self._runner.remove(self._name)
 
 
 def make_container(
@@ -219,10 +228,12 @@ def make_container(
             f'at most {GIVEN_BYTES}; shorten the task, or set agent.runner = "process"'
         )
     limit_s = math.ceil(order["timeout_s"])
-    wanted = [f"/tmp/work/{name}" for name in settings.files]
+    wanted = [f"{_WORK}/{name}" for name in settings.files]
     divides = engine.joins_outputs and settings.answer == "output"
     script = _SCRIPT.format(
         mark=_MARK,
+        work=_WORK,
+        errors_file=_ERRORS,
         files=shlex.join([_ERRORS, *wanted]),
         file_bytes=_FILE_BYTES,
         task=uses[0],
@@ -231,7 +242,8 @@ def make_container(
         limit_s=limit_s,
         open_files=OPEN_FILES,
         cpu_s=math.ceil(settings.cpu_s),
-        errors=f"2>{_ERRORS}" if divides else "",
+        killed_s=math.ceil(settings.cpu_s) + 1,
+        errors=_ERRORS if divides else "&3",
     )
     host, port = address[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
