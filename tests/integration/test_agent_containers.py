@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -34,10 +37,10 @@ from tests.support.model_gateway import KEY, ModelGateway
 
 pytestmark = pytest.mark.slow
 REPOSITORY = Path(__file__).resolve().parents[2]
-RAW_CLIENT = (REPOSITORY / "examples" / "any_agent" / "raw_client.py").read_text()
 IMAGE = os.environ.get("AGENT_IMAGE", "python:3.11-slim-bookworm")
 SOCKET = Path("/var/run/docker.sock")
 NAMESPACE = "agent-r1-jobs-test"
+RELAY_SLICE = ("endpointslice", "agent-r1-api-relay")
 UNREACHABLE = "http://127.0.0.1:9/sessions/s1/v1"
 GONE_TIMEOUT_S = 30.0
 ASK = """
@@ -46,10 +49,14 @@ given = json.load(open(os.environ["AGENT_R1_TASK"]))
 assert given["metadata"] == {"level": 3}, given
 assert given["prompt"][0]["content"] == os.environ["AGENT_R1_PROMPT"] == sys.stdin.read()
 assert not [name for name in os.environ if "GIVEN" in name]
+messages = [{"role": "user", "content": os.environ["AGENT_R1_PROMPT"]}]
 request = urllib.request.Request(
     os.environ["OPENAI_BASE_URL"] + "/chat/completions",
-    json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": given["prompt"]}).encode(),
-    {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+    json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": messages}).encode(),
+    {
+        "authorization": "Bearer " + os.environ["OPENAI_API_KEY"],
+        "content-type": "application/json",
+    },
 )
 print("thinking", file=sys.stderr)
 print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"])
@@ -102,6 +109,7 @@ def platform(request: pytest.FixtureRequest) -> Iterator[Platform]:
         pytest.skip("kubectl reaches no cluster")
     patch = pytest.MonkeyPatch()
     folder = request.getfixturevalue("tmp_path_factory").mktemp("account")
+    relay = subprocess.Popen([sys.executable, "-m", "tests.support.api_relay"], cwd=REPOSITORY)
     subprocess.run(["kubectl", "create", "namespace", NAMESPACE], check=True)
     try:
         kubectl(*("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=restricted"))
@@ -114,10 +122,25 @@ def platform(request: pytest.FixtureRequest) -> Iterator[Platform]:
         patch.setattr(kubernetes, "ACCOUNT", folder)
         find = ("--namespace", "default", "--output", "jsonpath={.spec.clusterIP}")
         address = kubectl("get", "service", "kubernetes", *find)
+        until_open(address)
         yield Platform("kubernetes", f"https://{address}")
     finally:
         patch.undo()
+        relay.kill()
+        relay.wait()
+        kubectl("delete", "--ignore-not-found", "--namespace", "default", *RELAY_SLICE)
         kubectl("delete", "namespace", NAMESPACE)
+
+
+def until_open(host: str) -> None:
+    """Wait until the relay of a local cluster is where its API server is."""
+    deadline = time.monotonic() + GONE_TIMEOUT_S
+    while True:
+        with contextlib.suppress(OSError):
+            socket.create_connection((host, 443), 1).close()
+            return
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def kubectl(*words: str) -> str:
@@ -375,9 +398,9 @@ async def test_an_agent_in_a_container_is_trained_as_it_is(
         max_context=32_000,
     )
     config = AgentConfig.model_validate(
-        settings(platform, ["python", "-c", RAW_CLIENT], answer="output", timeout_s=60.0)
+        settings(platform, python(ASK), answer="output", timeout_s=60.0)
     )
-    rollout = rollout_task(run_id, task=Task(id="q", prompt="Who wrote it?"))
+    rollout = rollout_task(run_id, task=Task(id="q", prompt="Who wrote it?", metadata={"level": 3}))
     rules = SessionRules(run_seed=5, max_context=32_000)
     async with (
         await Broker.connect(redis_url, run_id) as broker,
@@ -386,6 +409,7 @@ async def test_an_agent_in_a_container_is_trained_as_it_is(
         trajectory = await attempts.run(rollout)
         assert session_name(rollout) not in attempts._open
         await until_empty(platform)
+    assert trajectory.status == "COMPLETED", trajectory.reason
     assert (trajectory.status, trajectory.turns[-1].answer) == ("COMPLETED", "Ada")
     sampled = trajectory.token_ids[trajectory.action_mask]
     assert list(sampled) == [*chat.encode("<answer>Ada</answer>"), end_id]
