@@ -24,7 +24,7 @@ from agent_r1.gateway.attempts import session_name
 from agent_r1.gateway.config import AgentConfig
 from agent_r1.gateway.session import SessionRules
 from agent_r1.tools.agents import kubernetes
-from agent_r1.tools.agents.containers import ContainerRunner
+from agent_r1.tools.agents.containers import make_engine
 from agent_r1.tools.agents.tool import AgentTool
 from agent_r1.tools.base import CallContext
 from agent_r1_proto.agents import AgentEnd
@@ -72,7 +72,7 @@ class Platform:
 
     async def containers(self) -> list[str]:
         """Return the names of the containers that run, or have run, for agents."""
-        engine = make_runner(self).engine
+        engine = make_engine(AgentTool(**settings(self, ["true"])).settings)
         await engine.connect()
         try:
             return list(await engine.find())
@@ -84,10 +84,6 @@ class Platform:
         if self.runner == "container":
             return ""
         return kubectl("get", "pods", "--selector", kubernetes.LABEL, "--output", "name")
-
-
-def make_runner(platform: Platform) -> ContainerRunner:
-    return ContainerRunner(AgentTool(**settings(platform, ["true"])).settings)
 
 
 def settings(platform: Platform, command: list[str], **more: Any) -> dict[str, Any]:

@@ -19,7 +19,6 @@ import logging
 import math
 import os
 import secrets
-import shlex
 import signal
 import socket
 import time
@@ -30,7 +29,7 @@ from typing import Any
 from agent_r1.runtime.agent_settings import OPEN_FILES, AgentSettings
 from agent_r1.sandbox.worker import SandboxStartError
 from agent_r1.tools.agents.docker import Docker
-from agent_r1.tools.agents.engine import Container, Engine, EngineError
+from agent_r1.tools.agents.engine import Container, EngineError, render
 from agent_r1.tools.agents.kubernetes import Kubernetes
 from agent_r1.tools.agents.variables import TELEMETRY_OFF, agent_variables
 from agent_r1_proto.agents import MAX_OUTPUT_CHARS
@@ -51,38 +50,9 @@ HOST, PROCESS, UNTIL = "agent-r1/host", "agent-r1/process", "agent-r1/until"
 _FILE_BYTES = 4 * MAX_OUTPUT_CHARS
 _VARIABLE_CHARS = 100_000
 """The kernel takes at most 128 KiB."""
-_GIVEN = "AGENT_R1_GIVEN_"
 _MARK = "agent-r1-report"
 _WORK, _ERRORS = "/tmp/work", "/tmp/errors"
-_MISSING = "missing"
-_SCRIPT = """
-report() {{
-    trap '' TERM
-    kill -9 -1 # all but this process
-    printf '\\n{mark} %s' "$1"
-    for file in {files}; do
-        path=$(readlink -f "$file")
-        if [ -f "$path" ] && [ "$path" != "${{path#{work}/}}" -o "$path" = {errors_file} ]; then
-            printf ' +'; head -c {file_bytes} "$path" | base64 | tr -d '\\n'
-        else printf ' -'; fi
-    done
-    exit 0
-}}
-exec 3>&2 2>/dev/null # what the shell says of the program's end is not the program's
-trap 'report timeout' TERM
-mkdir -p "$HOME" {work} && cd {work} || exit 1
-printf %s {task} | base64 -d >"$AGENT_R1_TASK"
-printf %s {prompt} | base64 -d >/tmp/prompt
-unset {given}
-command -v "$1" >/dev/null || report missing
-(sleep {limit_s}; kill -TERM 1) &
-(
-    ulimit -c 0; ulimit -n {open_files}; ulimit -H -t {killed_s}; ulimit -S -t {cpu_s}
-    exec "$@" 2>{errors} 3>&-
-) </tmp/prompt &
-wait $!
-report $?
-"""
+_TASK, _PROMPT = "/tmp/task.json", "/tmp/prompt"
 
 
 class ContainerRunner:
@@ -90,9 +60,7 @@ class ContainerRunner:
 
     def __init__(self, settings: AgentSettings) -> None:
         self.settings = settings
-        self.engine: Engine = (
-            Docker(settings) if settings.runner == "container" else Kubernetes(settings)
-        )
+        self._engine: Docker | Kubernetes | None = None
         self._places = asyncio.Semaphore(STARTS_AT_ONCE)
         self._host = ""
         self._left: set[str] = set()
@@ -108,8 +76,8 @@ class ContainerRunner:
         words = ["sh", "-c", 'command -v "$0"', command]
         order: Json = {"command": words, "task": {}, "prompt": "", "key": "", "model": ""}
         try:
-            engine_host = await self.engine.connect()
-            self._host = await asyncio.to_thread(_own_address, engine_host)
+            self._engine = make_engine(self.settings)
+            self._host = await asyncio.to_thread(_own_address, await self.engine.connect())
             await self._remove_orphans()
             attempt = await self.begin(order | {"path": "", "timeout_s": PROBE_TIMEOUT_S})
             try:
@@ -127,18 +95,25 @@ class ContainerRunner:
                 "the image needs it, sh and base64"
             )
 
+    @property
+    def engine(self) -> Docker | Kubernetes:
+        """Return the engine, once started."""
+        assert self._engine is not None
+        return self._engine
+
     async def stop(self) -> None:
         """Close the connection to the engine."""
-        await self.engine.close()
+        if self._engine is not None:
+            await self._engine.close()
 
     async def remove(self, name: str) -> None:
         """Kill and remove a container, now or with one of the next."""
-        self._left.add(name)
-        for one in list(self._left):
+        for one in (name, *self._left):
             try:
                 await self.engine.remove(one)
                 self._left.discard(one)
             except EngineError as exc:
+                self._left.add(one)
                 logger.error("a container of an agent is not removed name=%s: %s", one, exc)
 
     async def _remove_orphans(self) -> None:
@@ -156,19 +131,28 @@ class ContainerRunner:
         Raises:
             SandboxStartError: it does not start.
         """
-        listener = socket.create_server((self._host, 0), backlog=128)
-        container = make_container(self.settings, order, listener.getsockname(), self.engine)
+        try:
+            listener = socket.create_server((self._host, 0), backlog=128)
+        except OSError as exc:
+            raise SandboxStartError(f"no port at {self._host} for an agent: {exc}") from exc
+        try:
+            container = make_container(self.settings, order, listener.getsockname(), self.engine)
+        except SandboxStartError:
+            listener.close()
+            raise
         deadline = asyncio.get_running_loop().time() + order["timeout_s"] + STOP_GRACE_S
         attempt = ContainerAttempt(self, container.name, listener, deadline)
-        try:
-            async with self._places:
-                await self.engine.create(container)
-        except EngineError as exc:
-            await attempt.end()
-            raise SandboxStartError(str(exc)) from exc
-        except BaseException:
-            await attempt.end()
-            raise
+        async with self._places:
+            creating = asyncio.ensure_future(self.engine.create(container))
+            try:
+                await asyncio.shield(creating)
+            except BaseException as exc:
+                # What is being made cannot be removed yet.
+                await asyncio.gather(creating, return_exceptions=True)
+                await attempt.end()
+                if isinstance(exc, EngineError):
+                    raise SandboxStartError(str(exc)) from exc
+                raise
         return attempt
 
 
@@ -199,8 +183,17 @@ class ContainerAttempt:
         await self._runner.remove(self._name)
 
 
+def make_engine(settings: AgentSettings) -> Docker | Kubernetes:
+    """Return the engine that `agent.runner` names.
+
+    Raises:
+        EngineError: this is no place for it.
+    """
+    return Docker(settings) if settings.runner == "container" else Kubernetes(settings)
+
+
 def make_container(
-    settings: AgentSettings, order: Json, address: tuple[str, int], engine: Engine
+    settings: AgentSettings, order: Json, address: tuple[str, int], engine: Docker | Kubernetes
 ) -> Container:
     """Return the container of one attempt.
 
@@ -213,43 +206,39 @@ def make_container(
     Raises:
         SandboxStartError: the task is too long.
     """
-    given, uses = {}, []
-    for text in (json.dumps(order["task"]), order["prompt"]):
+    pieces: dict[str, str] = {}
+    given: dict[str, list[str]] = {}
+    for path, text in ((_TASK, json.dumps(order["task"])), (_PROMPT, order["prompt"])):
         coded = base64.b64encode(text.encode(errors="replace")).decode()
-        pieces = {
-            f"{_GIVEN}{len(given) + number}": coded[start : start + _VARIABLE_CHARS]
-            for number, start in enumerate(range(0, len(coded) or 1, _VARIABLE_CHARS))
-        }
-        given |= pieces
-        uses.append(" ".join(f'"${name}"' for name in pieces))
-    if (size := sum(map(len, given.values()))) > GIVEN_BYTES:
+        starts = range(0, len(coded) or 1, _VARIABLE_CHARS)
+        given[path] = [f"AGENT_R1_GIVEN_{len(pieces) + n}" for n in range(len(starts))]
+        parts = [coded[start : start + _VARIABLE_CHARS] for start in starts]
+        pieces |= zip(given[path], parts, strict=True)
+    if (size := sum(map(len, pieces.values()))) > GIVEN_BYTES:
         raise SandboxStartError(
             f"a task and its prompt take {size} bytes in a container's environment, which must be "
             f'at most {GIVEN_BYTES}; shorten the task, or set agent.runner = "process"'
         )
     limit_s = math.ceil(order["timeout_s"])
-    wanted = [f"{_WORK}/{name}" for name in settings.files]
-    divides = engine.joins_outputs and settings.answer == "output"
-    script = _SCRIPT.format(
+    script = render(
+        "container.sh.jinja",
         mark=_MARK,
+        files=[_ERRORS, *(f"{_WORK}/{name}" for name in settings.files)],
         work=_WORK,
         errors_file=_ERRORS,
-        files=shlex.join([_ERRORS, *wanted]),
+        prompt_file=_PROMPT,
+        divides=engine.joins_outputs and settings.answer == "output",
         file_bytes=_FILE_BYTES,
-        task=uses[0],
-        prompt=uses[1],
-        given=" ".join(given),
+        given=given,
         limit_s=limit_s,
         open_files=OPEN_FILES,
         cpu_s=math.ceil(settings.cpu_s),
-        killed_s=math.ceil(settings.cpu_s) + 1,
-        errors=_ERRORS if divides else "&3",
     )
     host, port = address[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     variables = agent_variables(
         *(url + order["path"], order["key"], order["model"]),
-        *("/tmp/task.json", order["prompt"]),
+        *(_TASK, order["prompt"]),
     )
     folders = {"HOME": "/tmp/home", "TMPDIR": "/tmp"}
     return Container(
@@ -260,7 +249,7 @@ def make_container(
             UNTIL: str(math.ceil(time.time() + order["timeout_s"] + 2 * STOP_GRACE_S)),
         },
         command=["/bin/sh", "-c", script, "agent", *order["command"]],
-        environment={**TELEMETRY_OFF, **settings.env, **folders, **variables, **given},
+        environment={**TELEMETRY_OFF, **settings.env, **folders, **variables, **pieces},
         limit_s=limit_s,
     )
 
@@ -291,7 +280,7 @@ def read_report(settings: AgentSettings, why: str, code: int, output: bytes, err
         "errors": printed_errors,
         "files": {name: text for name, text in files.items() if text is not None},
     }
-    if word == _MISSING:
+    if word == "missing":
         problem = f"{(settings.command or [''])[0]}: not found in {settings.image}"
         report["result"] = json.dumps({"not_started": problem})
     return report

@@ -14,38 +14,47 @@ from typing import Any
 
 from agent_r1.runtime.agent_settings import FILES, AgentSettings
 from agent_r1.tools.agents.engine import (
-    OWN_PROCESSES,
-    USER,
+    CALL_TIMEOUT_S,
+    CONFLICT,
+    LABEL,
+    NOT_FOUND,
     Api,
     Container,
     Ended,
     EngineError,
     keep_end,
+    render,
 )
 
 DEFAULT_URL = "unix:///var/run/docker.sock"
 NETWORK = "agent-r1-agents"
-"""Network of agents without one; it is made where it is not there."""
-LABEL = "agent-r1/attempt"
-PULL_TIMEOUT_S = 1800.0
-_NOT_FOUND, _CONFLICT = 404, 409
 _HEADER = struct.Struct(">BxxxI")
 _STDERR = 2
 
 
 class Docker:
-    """The engine behind a socket."""
+    """The engine behind a socket; each method raises `EngineError`."""
 
     joins_outputs = False
+    """Whether the log has standard output and error in one."""
 
     def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
         self._network = "bridge" if settings.network else NETWORK
-        self._api = Api(settings.engine or DEFAULT_URL, "Docker")
+        self._api = Api(settings.engine or DEFAULT_URL)
 
     async def connect(self) -> str:
-        """Pull the image, make the network; returns the machine's address on it."""
-        await self._find_image()
+        """Find the image and the network; returns an address to reach containers of it from."""
+        image = self._settings.image
+        try:
+            await self._api.call("GET", f"/images/{image}/json")
+        except EngineError as exc:
+            if exc.status != NOT_FOUND:
+                raise
+            raise EngineError(
+                f"agent.image ({image}) is not on the machine of Docker; pull or build it there: "
+                f"docker pull {image}"
+            ) from exc
         network = await self._find_network()
         if not self._settings.network and not network["Internal"]:
             raise EngineError(
@@ -54,86 +63,44 @@ class Docker:
             )
         return network["IPAM"]["Config"][0]["Gateway"]
 
-    async def _find_image(self) -> None:
-        image = self._settings.image or ""
-        try:
-            await self._api.call("GET", f"/images/{image}/json")
-        except EngineError as exc:
-            if exc.status != _NOT_FOUND:
-                raise
-        else:
-            return
-        name, at, tag = image.partition("@")
-        if not at:
-            name, _, tag = (
-                image.rpartition(":") if ":" in image.rpartition("/")[2] else (image, "", "")
-            )
-        pulling = self._api.stream("POST", "/images/create", fromImage=name, tag=tag or "latest")
-        try:
-            async with asyncio.timeout(PULL_TIMEOUT_S), pulling as response:
-                async for line in response.aiter_lines():
-                    if "error" in (said := json.loads(line or "{}")):
-                        raise EngineError(str(said["error"]))
-        except (EngineError, TimeoutError) as exc:
-            said = str(exc) or f"not pulled within {PULL_TIMEOUT_S:g} s"
-            raise EngineError(
-                f"agent.image ({image}) is not there, and cannot be pulled: {said}; build it, or "
-                "pull it (docker pull) with your credentials"
-            ) from exc
-
     async def _find_network(self) -> Any:
         path = f"/networks/{self._network}"
         try:
             return await self._api.call("GET", path)
         except EngineError as exc:
-            if exc.status != _NOT_FOUND:
+            if exc.status != NOT_FOUND:
                 raise
         options = {"com.docker.network.bridge.enable_icc": "false"}  # attempts do not meet
         body = {"Name": NETWORK, "Internal": True, "CheckDuplicate": True, "Options": options}
         try:
             await self._api.call("POST", "/networks/create", body)
         except EngineError as exc:
-            if exc.status != _CONFLICT:  # another service has just made it
+            if exc.status != CONFLICT:  # another service has just made it
                 raise
         return await self._api.call("GET", path)
 
     async def create(self, container: Container) -> None:
-        """Start a container."""
-        settings = self._settings
-        memory = (settings.memory_mb + settings.file_mb) << 20  # the folder is in memory
-        tmpfs = f"rw,exec,nosuid,nodev,mode=1777,size={settings.file_mb}m,nr_inodes={FILES}"
-        host = {
-            "NetworkMode": self._network,
-            "Memory": memory,
-            "MemorySwap": memory,
-            "NanoCpus": int(settings.cpus * 1e9),
-            "PidsLimit": settings.processes + OWN_PROCESSES,
-            "ReadonlyRootfs": True,
-            "Tmpfs": {"/tmp": tmpfs},
-            "ShmSize": settings.file_mb << 20,
-            "CapDrop": ["ALL"],
-            "SecurityOpt": ["no-new-privileges"],
-            "Init": False,
-            "LogConfig": {"Type": "json-file", "Config": {"max-size": "16m", "max-file": "1"}},
-        }
-        body = {
-            "Image": settings.image,
-            "Entrypoint": container.command,
-            "Env": [f"{name}={value}" for name, value in container.environment.items()],
-            "Labels": {**container.labels, LABEL: container.name},
-            "User": f"{USER}:{USER}",
-            "WorkingDir": "/tmp",
-            "Healthcheck": {"Test": ["NONE"]},
-            "HostConfig": host,
-        }
-        await self._api.call("POST", "/containers/create", body, name=container.name)
+        """Start a container; what could not be started is left, to be removed."""
+        body = render(
+            "docker.json.jinja",
+            settings=self._settings,
+            container=container,
+            variables=[f"{name}={value}" for name, value in container.environment.items()],
+            labels={**container.labels, LABEL: container.name},
+            network=self._network,
+            files=FILES,
+        )
+        await self._api.call("POST", "/containers/create", json.loads(body), name=container.name)
         await self._api.call("POST", f"/containers/{container.name}/start")
 
     async def wait(self, name: str, deadline: float) -> Ended:
-        """Wait for a container's end, or the deadline."""
+        """Wait for a container's end, or the deadline by the clock of the event loop."""
         try:
-            async with asyncio.timeout_at(deadline):
-                said = await self._api.call("POST", f"/containers/{name}/wait", waits=True)
+            async with (
+                asyncio.timeout_at(deadline),
+                self._api.stream("POST", f"/containers/{name}/wait") as response,
+            ):
+                said = json.loads(await response.aread())
         except TimeoutError:
             return Ended("timeout")
         state = (await self._api.call("GET", f"/containers/{name}/json"))["State"]
@@ -141,27 +108,23 @@ class Docker:
 
     async def read_log(self, name: str) -> tuple[bytes, bytes]:
         """Return the end of its standard output and error."""
-        outputs = bytearray(), bytearray()
-        path, waiting = f"/containers/{name}/logs", bytearray()
-        async with self._api.stream("GET", path, waits=False, stdout=1, stderr=1) as response:
+        outputs, waiting = (bytearray(), bytearray()), bytearray()
+        async with self._api.stream(
+            *("GET", f"/containers/{name}/logs", None, CALL_TIMEOUT_S), stdout=1, stderr=1
+        ) as response:
             async for chunk in response.aiter_bytes():
                 waiting += chunk
                 while len(waiting) >= _HEADER.size:
                     kind, length = _HEADER.unpack_from(waiting)
-                    end = _HEADER.size + length
-                    if len(waiting) < end:
+                    if len(waiting) < (end := _HEADER.size + length):
                         break
                     keep_end(outputs[kind == _STDERR], bytes(waiting[_HEADER.size : end]))
                     del waiting[:end]
         return bytes(outputs[0]), bytes(outputs[1])
 
     async def remove(self, name: str) -> None:
-        """Kill and remove a container with its volumes."""
-        try:
-            await self._api.call("DELETE", f"/containers/{name}", force=1, v=1)
-        except EngineError as exc:
-            if exc.status not in (_NOT_FOUND, _CONFLICT):  # it is gone, or is being removed
-                raise
+        """Kill and remove a container with its volumes, if it is there."""
+        await self._api.delete(f"/containers/{name}", force=1, v=1)
 
     async def find(self) -> dict[str, Mapping[str, str]]:
         """Return the labels of every container of an agent, by name."""
