@@ -18,7 +18,7 @@ OPEN_FILES = 1024
 """Most files that one process of an agent may hold open."""
 FILES = 100_000
 """Most files and folders in an attempt's folders."""
-RelativePath = Annotated[str, Field(min_length=1, pattern=r"^[^/\x00][^\x00]*$")]
+RelativePath = Annotated[str, Field(min_length=1, pattern=r"^[^/\x00\n][^\x00\n]*$")]
 
 
 class AgentSettings(StrictConfig):

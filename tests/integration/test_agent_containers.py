@@ -42,7 +42,7 @@ SOCKET = Path("/var/run/docker.sock")
 NAMESPACE = "agent-r1-jobs-test"
 RELAY_SLICE = ("endpointslice", "agent-r1-api-relay")
 UNREACHABLE = "http://127.0.0.1:9/sessions/s1/v1"
-GONE_TIMEOUT_S = 30.0
+GONE_TIMEOUT_S = 120.0
 ASK = """
 import json, os, sys, urllib.request
 given = json.load(open(os.environ["AGENT_R1_TASK"]))
@@ -466,7 +466,7 @@ async def test_a_docker_that_goes_away_is_no_reward(engine_socket: Path):
     await relay.end()
     end = await lost
     assert end.exit == "lost"
-    assert "POST /containers/" in end.error
+    assert end.error.startswith(f"POST {here.engine}/containers/")
     refused = await run(tool, attempt(prompt="0"))
     assert refused.exit == "not_started"
     assert "/containers/create" in refused.error
