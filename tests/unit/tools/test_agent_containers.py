@@ -60,7 +60,7 @@ ORDER = {
     "timeout_s": 20.0,
 }
 REPORT = b"\nagent-r1-report 0 -\n"
-WAIT_S = 10.0
+WAIT_S = 2.0
 
 
 def make_settings(**more: Any) -> AgentSettings:
