@@ -19,7 +19,7 @@ OPEN_FILES = 1024
 """Most files that one process of an agent may hold open."""
 FILES = 100_000
 """Most files and folders in an attempt's folders."""
-RelativePath = Annotated[str, Field(min_length=1, pattern=r"^[^/\x00][^\x00]*$")]
+RelativePath = Annotated[str, Field(min_length=1, pattern=r"^[^/\x00\n][^\x00\n]*$")]
 
 
 class AgentSettings(StrictConfig):
@@ -60,6 +60,15 @@ class AgentSettings(StrictConfig):
     sandbox: Literal["bubblewrap", "container"] = "bubblewrap"
     """`bubblewrap` isolates; `container` only limits, and belongs in a container of its own
     (docs/sandbox.md)."""
+    runner: Literal["process", "container", "kubernetes"] = "process"
+    """Starts an attempt as a process in the sandbox, as a container of its own, or as a Job of the
+    cluster that the service is in."""
+    image: Annotated[str, Field(min_length=1)] | None = None
+    """Image of such containers. It has the program, `sh` and `base64`."""
+    engine: Annotated[str, Field(pattern=r"^(unix:///|https?://)")] | None = None
+    """Address of what runs them; None is Docker's socket, or the API of the cluster."""
+    cpus: Annotated[float, Field(gt=0)] = 1.0
+    """Processor cores of each container."""
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -84,9 +93,24 @@ class AgentSettings(StrictConfig):
                 'sandbox = "container" has no wall around the network: set network = true, and let '
                 "the container reach the gateway only"
             )
+        self._check_runner()
         if missing := [path for path in self.show if not os.path.exists(path)]:
             raise ValueError(f"show ({str(missing[0])!r}) is not there; correct or remove the path")
         return self
+
+    def _check_runner(self) -> None:
+        if self.runner == "process":
+            if self.image or self.engine:
+                raise ValueError(
+                    f"image ({self.image!r}) and engine ({self.engine!r}) are for containers: set "
+                    'runner = "container" or "kubernetes", or leave them out'
+                )
+        elif not self.image or not self.command or self.show or self.sandbox != "bubblewrap":
+            raise ValueError(
+                f"runner ({self.runner!r}) starts a command in an image: set image "
+                f"({self.image!r}) and command ({self.command!r}), and leave out type, attached, "
+                "show and sandbox"
+            )
 
     @property
     def label(self) -> str:

@@ -19,6 +19,7 @@ import pytest
 from agent_r1.attempts.tool_client import ToolClient
 from agent_r1.runtime.http.token import RunToken
 from agent_r1.sandbox.processes import find_tree
+from agent_r1.tools.agents.sandbox import AgentSandbox
 from agent_r1.tools.agents.tool import AgentTool
 from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.base import CallContext, ToolUnavailableError
@@ -128,10 +129,16 @@ async def until_empty(tool: AgentTool) -> None:
     await until(lambda: len(tree(tool)) == own)
 
 
+def sandbox_of(tool: AgentTool) -> AgentSandbox:
+    assert isinstance(tool._runner, AgentSandbox)
+    return tool._runner
+
+
 def tree(tool: AgentTool) -> list[int]:
     """Return the processes of a sandbox; first those that are there without an attempt."""
-    assert tool._sandbox.process is not None
-    return find_tree(tool._sandbox.process)
+    process = sandbox_of(tool).process
+    assert process is not None
+    return find_tree(process)
 
 
 async def run(tool: AgentTool, context: Any, rollout_id: str = "r/0/0/0/0") -> AgentEnd:
@@ -555,7 +562,7 @@ async def test_a_wrong_context_and_a_lost_sandbox_are_outages():
         working = asyncio.create_task(call(tool, attempt(prompt="stay")))
         await until(lambda: len(tree(tool)) == 2 + 2)
         await until(lambda: tool._running["r/0/0/0/0"]._relay is not None)  # it has begun
-        sandbox = tool._sandbox._worker
+        sandbox = sandbox_of(tool)._worker
         assert sandbox is not None
         os.kill(tree(tool)[1], signal.SIGKILL)
         await asyncio.wait_for(sandbox.process.wait(), GONE_TIMEOUT_S)
@@ -593,8 +600,9 @@ async def test_in_a_container_agents_end_with_their_attempts_too(form: str, clas
     run_prompt = python("import sys; exec(sys.stdin.read(), {})")
     kind = {"type": f"{classes}:Runs"} if form == "class" else {"command": run_prompt}
     async with running(**kind, sandbox="container", network=True) as tool:
-        assert tool._sandbox._worker is not None
-        folder = tool._sandbox._worker.folder
+        worker = sandbox_of(tool)._worker
+        assert worker is not None
+        folder = worker.folder
         code = "import os; print(sorted(os.listdir('..')), 'HUB' in os.environ, flush=True)"
         end = await run(tool, attempt(prompt=f"{code}\n{HOSTILE['daemon'][0]}", timeout_s=5.0))
         assert (end.exit, end.output) == ("ok", "['home', 'task.json', 'work'] False")

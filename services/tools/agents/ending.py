@@ -51,10 +51,13 @@ def _read_result(text: object) -> dict[str, str]:
 
 
 def _judge(settings: AgentSettings, report: Json, result: dict[str, str]) -> tuple[AgentExit, str]:
+    if "lost" in report:
+        return "lost", report["lost"]
     if "problem" in report:
         return "not_started", f"the sandbox refused the attempt: {report['problem']}"
     if "not_started" in result:
         remedy = "install the program, or name its files in agent.show"
+        remedy = "add it to agent.image" if settings.image else remedy
         remedy = "correct the class" if settings.type else remedy
         return "not_started", f"{result['not_started']}; {remedy}"
     if report["why"] == "timeout":

@@ -28,6 +28,7 @@ from agent_r1.sandbox.pool import find_working_plan, make_plan
 from agent_r1.sandbox.processes import end_orphans, find_tree
 from agent_r1.sandbox.settings import SandboxSettings
 from agent_r1.sandbox.worker import SandboxPlan, SandboxStartError, Worker
+from agent_r1.tools.agents.variables import TELEMETRY_OFF
 from agent_r1_proto.agents import MAX_OUTPUT_CHARS
 
 logger = logging.getLogger(__name__)
@@ -45,16 +46,6 @@ PROBE = {
 REPORT_BYTES = 32 << 20
 _READ_BYTES = 1 << 16
 _OURS = "agent_r1"
-_TELEMETRY_OFF = {
-    "OPENAI_AGENTS_DISABLE_TRACING": "1",
-    "DO_NOT_TRACK": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "LANGCHAIN_TRACING_V2": "false",
-    "LANGSMITH_TRACING": "false",
-    "OTEL_SDK_DISABLED": "true",
-    "ANONYMIZED_TELEMETRY": "false",
-    "CREWAI_DISABLE_TELEMETRY": "true",
-}
 
 Json = dict[str, Any]
 
@@ -98,7 +89,7 @@ class AgentSandbox:
             config={
                 "type": settings.type,
                 "network": settings.network,
-                "environment": bubblewrap.ENVIRONMENT | {"PATH": path} | _TELEMETRY_OFF,
+                "environment": bubblewrap.ENVIRONMENT | {"PATH": path} | TELEMETRY_OFF,
                 "env": settings.env,
                 "files": settings.files,
                 "max_files": FILES,

@@ -19,6 +19,7 @@ from agent_r1.runtime.agent_settings import AgentSettings
 from agent_r1.runtime.user_code import check_methods, import_named
 from agent_r1.sandbox.worker import SandboxStartError
 from agent_r1.tools.agents.agent import Agent
+from agent_r1.tools.agents.containers import ContainerAttempt, ContainerRunner
 from agent_r1.tools.agents.ending import Json, describe_end
 from agent_r1.tools.agents.relay import Relay
 from agent_r1.tools.agents.sandbox import AgentSandbox, Attempt, absolute, is_file
@@ -57,25 +58,28 @@ class AgentTool(Tool):
         self.settings = parse_settings(AgentSettings, settings)
         kind = None if self.settings.type is None else import_agent(self.settings.type)
         self.version = self.settings.version or (kind.version if kind else Agent.version)
-        self._sandbox = AgentSandbox(self.settings)
+        self._runner = (
+            AgentSandbox(self.settings)
+            if self.settings.runner == "process"
+            else ContainerRunner(self.settings)
+        )
         self._running: dict[str, _Running] = {}
 
     async def start(self) -> None:
-        """Start the sandbox, and try an attempt in it.
+        """Start the sandbox, or reach what runs containers, and try an attempt there.
 
         Raises:
             ValueError: it does not work here; the text says what to do.
         """
         try:
-            await self._sandbox.start()
+            await self._runner.start()
         except ValueError as exc:
             raise ValueError(f"{exc}{_hint(self.settings, str(exc))}") from exc
 
     async def stop(self) -> None:
         """End every agent, and the sandbox."""
-        for rollout_id in list(self._running):
-            await self.close(rollout_id)
-        await self._sandbox.stop()
+        await asyncio.gather(*map(self.close, list(self._running)))
+        await self._runner.stop()
 
     async def call(self, arguments: Arguments, context: CallContext) -> ToolResult:
         """Run an agent, or wait for the one that runs already, or say how it ended.
@@ -86,7 +90,7 @@ class AgentTool(Tool):
         attempt = read_attempt(context)
         running = self._running.get(context.rollout_id)
         if running is None:
-            running = _Running(self._sandbox, self.settings, attempt)
+            running = _Running(self._runner, self.settings, attempt)
             self._running[context.rollout_id] = running
         running.move(attempt.url)
         end = await asyncio.shield(running.task)
@@ -104,9 +108,12 @@ class _Running:
     """One agent, until its session is closed."""
 
     def __init__(
-        self, sandbox: AgentSandbox, settings: AgentSettings, attempt: AgentAttempt
+        self,
+        runner: AgentSandbox | ContainerRunner,
+        settings: AgentSettings,
+        attempt: AgentAttempt,
     ) -> None:
-        self._sandbox = sandbox
+        self._runner = runner
         self._settings = settings
         self._url = attempt.url
         self._relay: Relay | None = None
@@ -120,7 +127,7 @@ class _Running:
 
     async def _run(self, attempt: AgentAttempt) -> AgentEnd:
         try:
-            inside = await self._sandbox.begin(_make_order(attempt, self._settings.command))
+            inside = await self._runner.begin(_make_order(attempt, self._settings))
         except SandboxStartError as exc:
             return AgentEnd(exit="not_started", error=str(exc))
         began = time.monotonic()
@@ -134,7 +141,7 @@ class _Running:
             self._relay = None
             await inside.end()
 
-    async def _wait(self, inside: Attempt, timeout_s: float) -> Json:
+    async def _wait(self, inside: Attempt | ContainerAttempt, timeout_s: float) -> Json:
         try:
             async with asyncio.timeout(timeout_s):
                 report = await inside.report()
@@ -178,9 +185,11 @@ def import_agent(name: str) -> type[Agent]:
     return found
 
 
-def _make_order(attempt: AgentAttempt, command: list[str] | None) -> Json:
-    """Return what the keeper of an attempt is told."""
-    words = [str(absolute(word)) if is_file(word) else word for word in command or ()]
+def _make_order(attempt: AgentAttempt, settings: AgentSettings) -> Json:
+    """Return what the keeper of an attempt is told, or a container is made of."""
+    words = settings.command or []
+    if settings.runner == "process":  # an image has files of its own
+        words = [str(absolute(word)) if is_file(word) else word for word in words]
     return {
         "command": words or None,
         "task": attempt.task.model_dump(mode="json"),

@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+TELEMETRY_OFF = {
+    "OPENAI_AGENTS_DISABLE_TRACING": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "LANGCHAIN_TRACING_V2": "false",
+    "LANGSMITH_TRACING": "false",
+    "OTEL_SDK_DISABLED": "true",
+    "ANONYMIZED_TELEMETRY": "false",
+    "CREWAI_DISABLE_TELEMETRY": "true",
+}
 _PROMPT_BYTES = 100_000
 """Longer prompts do not fit into an environment variable."""
 

@@ -80,8 +80,8 @@ http://{{ .Release.Name }}-elasticsearch:9200
 
 {{/* The pod, apart from its containers. */}}
 {{- define "agent-r1.pod" -}}
-serviceAccountName: {{ .root.Release.Name }}-agent-r1
-automountServiceAccountToken: false
+serviceAccountName: {{ .serviceAccount | default (printf "%s-agent-r1" .root.Release.Name) }}
+automountServiceAccountToken: {{ not (empty .serviceAccount) }}
 enableServiceLinks: false
 shareProcessNamespace: true # the kernel keeps SIGTERM from process 1 until it has a handler
 {{- with .root.Values.image.pullSecrets }}
