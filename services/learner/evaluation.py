@@ -19,7 +19,7 @@ from agent_r1.learner.checkpoints.run_checkpoint import Checkpoints
 from agent_r1.learner.collector import RolloutCollector
 from agent_r1.learner.redis_memory import MAX_QUESTIONS_IN_FLIGHT
 from agent_r1.learner.reporting.summary import RunSummary
-from agent_r1.learner.reporting.trajectory_log import readable
+from agent_r1.runs.record import readable
 from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.shutdown import StopSignal
 from agent_r1.learner.stop_rules import FEWEST_ALL_FAILED, FailureMonitor, RunFailedError

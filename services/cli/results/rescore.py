@@ -21,7 +21,7 @@ from agent_r1.cli.results.show import read_records, step_files
 from agent_r1.config import checks as config_checks
 from agent_r1.config.run import Config, ConfigError, load_config
 from agent_r1.launch.local_result import read_json
-from agent_r1.learner.reporting.trajectory_log import main_turns
+from agent_r1.runs.record import main_turns
 from agent_r1.reward.scorer import ComponentError, Scorer
 from agent_r1.runtime.exit_status import EXIT_FAILED
 from agent_r1.runtime.files.run_folder import CONFIG_FILE

@@ -11,7 +11,7 @@ from agent_r1.learner.collector import RolloutCollector
 from agent_r1.learner.groups import Group, staleness
 from agent_r1.learner.reporting.metrics import batch_metrics, reward_delay_s
 from agent_r1.learner.reporting.summary import RunSummary
-from agent_r1.learner.reporting.trajectory_log import step_lines
+from agent_r1.runs.record import step_lines
 from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.stop_rules import FailureMonitor
 from agent_r1.learner.weights.delivery import PushReport

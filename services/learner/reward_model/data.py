@@ -23,7 +23,7 @@ from pydantic_core import from_json
 
 from agent_r1.learner.config import TrainRewardConfig
 from agent_r1.learner.engine.interface import PolicyEngine, TrainSample
-from agent_r1.learner.reporting.trajectory_log import main_turns
+from agent_r1.runs.record import main_turns
 from agent_r1.learner.reward_model.ranking import Candidate, weighed
 from agent_r1.learner.sft.data import SftData, read_lines, weighted_sample
 from agent_r1.learner.sft.loss_mask import DialogueEncoder

@@ -9,7 +9,7 @@ import pytest
 
 from agent_r1.cli import main as cli
 from agent_r1.cli.results.rescore import request_of
-from agent_r1.learner.reporting.trajectory_log import readable
+from agent_r1.runs.record import readable
 from agent_r1.reward import scorer
 from agent_r1_proto.rewards import Reward
 from agent_r1_proto.tasks import Task

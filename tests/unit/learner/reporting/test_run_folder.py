@@ -17,7 +17,7 @@ from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.reporting.loggers import open_loggers
 from agent_r1.learner.reporting.loggers.base import RunFacts
 from agent_r1.learner.reporting.run_folder import RunFolder
-from agent_r1.learner.reporting.trajectory_log import mask_spans, readable, step_lines
+from agent_r1.runs.record import mask_spans, readable, step_lines
 from agent_r1.runtime.files.writing import DiskFullError
 from agent_r1_proto.parts import ImagePart, StoredImage, TextPart
 from agent_r1_proto.trajectory import ToolCallRecord, Turn
