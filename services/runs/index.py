@@ -233,8 +233,8 @@ class RunIndex:
         _check_page(limit, offset)
         pairs = self._all(
             "SELECT a.id, b.id FROM trajectories a JOIN trajectories b ON b.evaluation = ? AND "
-            'b.task_id = a.task_id AND b."set" IS a."set" AND "
-            "b.sample_index = a.sample_index AND b.reward <> a.reward '
+            'b.task_id = a.task_id AND b."set" IS a."set" AND '
+            "b.sample_index = a.sample_index AND b.reward <> a.reward "
             "WHERE a.evaluation = ? ORDER BY b.reward - a.reward, a.id LIMIT ? OFFSET ?",
             *(after, before, limit, offset),
         )

@@ -1,9 +1,10 @@
 """Stored trajectories: one Parquet file for each step and each evaluation, in `trajectories/`.
 
 learner/reporting/run_folder.py --StoredTrajectory--> `TrajectoryStore` --> files
---`stored_files`--> index.py, run.py, `agent-r1 show`, `rescore`, `export`, `train-reward`. A file has flat columns, by
-which trajectories are sorted and filtered, the record of record.py as JSON, and a column for each
-array of tokens. Older versions wrote JSON lines, which are read alike and have no tokens.
+--`stored_files`--> index.py, run.py, `agent-r1 show`, `rescore`, `export`, `train-reward`. A file
+has flat columns, by which trajectories are sorted and filtered, the record of record.py as JSON,
+and a column for each array of tokens. Older versions wrote JSON lines, which are read alike and
+have no tokens.
 
 Dimension key: T = tokens in one trajectory.
 """
