@@ -13,11 +13,12 @@ from pathlib import Path
 
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError
+from agent_r1.runs.store import stored_files
 from agent_r1.runtime.durations import format_duration
 from agent_r1.runtime.exit_status import EXIT_FAILED, EXIT_INTERRUPTED
 from agent_r1.runtime.files.disk_space import free_bytes, readable_size
 from agent_r1.runtime.files.own_folder import OwnFolder
-from agent_r1.runtime.files.run_folder import CHECKPOINTS_DIR, METRICS_FILE, TRAJECTORIES_DIR
+from agent_r1.runtime.files.run_folder import CHECKPOINTS_DIR, METRICS_FILE
 from agent_r1.runtime.files.state import split_lines
 
 STEPS = 2
@@ -124,7 +125,7 @@ def measure(folder: Path) -> Measured:
     if len(lines) < STEPS:
         raise ConfigError(f"the run ended after {len(lines)} of {STEPS} steps; see above")
     last = json.loads(lines[-1])
-    steps = list((folder / TRAJECTORIES_DIR).glob("step_*.jsonl"))
+    steps = [file.path for file in stored_files(folder) if file.step is not None]
     return Measured(
         step_s=max(last["time/step_s"], UNHURRIED_S),
         rollout_s=last["time/rollout_s"],
