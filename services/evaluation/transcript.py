@@ -1,8 +1,8 @@
 """A stored trajectory as a person reads it: who wrote what, which calls, which reward.
 
-`agent-r1 show`, `agent-r1 chat` and the end of `agent-r1 train` print records (runs/record.py). Text
-the model sampled and text tools returned have different colours, and different marks where there
-are no colours.
+`agent-r1 show`, `agent-r1 chat` and the end of `agent-r1 train` print records of runs/record.py.
+Text the model sampled and text tools returned have different colours, and different marks where
+there are no colours.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import sqlite3
@@ -23,6 +24,8 @@ from agent_r1.runs.store import FLAT, StoredFile, StoredTrajectory, flat_row, st
 from agent_r1.runtime.files.private import private_folder
 from agent_r1_proto.parts import shown_text
 from agent_r1_proto.tasks import ChatMessage
+
+logger = logging.getLogger(__name__)
 
 MAX_ROWS = 100
 """Most rows of a page."""
@@ -139,8 +142,7 @@ class RunIndex:
         Returns:
             The number of files that are left.
 
-        Raises:
-            ValueError: a file is damaged.
+        A damaged file is logged and left out.
         """
         started = time.monotonic()
         found = {file.path.name: file for file in reversed(stored_files(self._run_folder))}
@@ -160,7 +162,13 @@ class RunIndex:
 
     def _take(self, name: str, file: StoredFile | None, stamp: tuple[int, int] | None) -> None:
         """Put a file's trajectories in place of those known of it; none for a removed file."""
-        rows = [] if file is None else [(r, flat_row(r, file.evaluation)) for r in file.records()]
+        try:
+            records = [] if file is None else list(file.records())
+        except ValueError as exc:
+            logger.warning("%s", exc)
+            records = []
+        except FileNotFoundError:  # the learner has removed it since
+            records, stamp = [], None
         with self._writing():
             known = self._one(f"{_KNOWN_FILES} WHERE name = ?", name)
             if known is not None and known[1:] == stamp:
@@ -172,7 +180,8 @@ class RunIndex:
             if stamp is None:
                 return
             added = self._db.execute("INSERT INTO files VALUES (NULL, ?, ?, ?)", (name, *stamp))
-            for number, (record, row) in enumerate(rows):
+            for number, record in enumerate(records):
+                row = flat_row(record, file and file.evaluation)
                 self._add(added.lastrowid, number, row, searched_text(record))
 
     def _add(self, file: int | None, number: int, row: Mapping[str, Any], text: str) -> None:
@@ -266,10 +275,12 @@ class RunIndex:
         Raises:
             ValueError: its file is gone or damaged.
         """
-        file = self._files.get(row["file"])
-        if file is None:
-            raise ValueError(f"{row['file']} is no longer in {self._run_folder}; look again")
-        return file.read(row["row"])
+        try:
+            return self._files[row["file"]].read(row["row"])
+        except (KeyError, FileNotFoundError) as exc:
+            raise ValueError(
+                f"{row['file']} is no longer in {self._run_folder}; look again"
+            ) from exc
 
     def _rows(self, sql: str, values: Sequence[Any]) -> list[dict[str, Any]]:
         names = ("id", "file", "row", *FLAT)
@@ -406,7 +417,8 @@ def _bounds(bounds: Range) -> tuple[float, float]:
 
 def _match(text: str) -> str:
     """Return what a person looks for in the syntax of FTS5: words, and phrases in quotes."""
-    phrases = [a or b for a, b in re.findall(r'"([^"]+)"|([^\s"]+)', text)]
+    words = text.replace("\0", " ")
+    phrases = [a or b for a, b in re.findall(r'"([^"]+)"|([^\s"]+)', words)]
     return " ".join(f'"{_spaced(phrase)}"' for phrase in phrases) or '""'
 
 

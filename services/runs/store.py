@@ -202,7 +202,9 @@ class StoredFile:
         try:
             with parquet.ParquetFile(self.path) as file:
                 yield file
-        except import_extra("pyarrow", EXTRA, "").ArrowInvalid as exc:
+        except FileNotFoundError:
+            raise
+        except (OSError, import_extra("pyarrow", EXTRA, "").ArrowInvalid) as exc:
             raise ValueError(
                 f"{self.path} is damaged ({exc}); remove it, and the other steps can be read"
             ) from exc
