@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -245,14 +245,14 @@ class TrajectoryStore:
             DiskFullError: there is no room; what was there before is untouched.
         """
         rows = iter(trajectories)
-        first = list(islice(rows, ROWS_AT_ONCE))
-        if not first:
+        first = next(rows, None)
+        if first is None:
             return
         path = self._folder / TRAJECTORIES_DIR / f"{name}.parquet"
         step, evaluation = STEP_FILE.fullmatch(name), EVALUATION_FILE.fullmatch(name)
         file = StoredFile(path, int(step[1]) if step else None, evaluation and evaluation[1])
         with replace_file(path) as output:
-            write_parquet(output, first, rows, file.evaluation)
+            write_parquet(output, ((one, file.evaluation) for one in chain([first], rows)))
         self._sizes[file] = path.stat().st_size
         self._make_room(file)
 
@@ -287,19 +287,12 @@ def remove_evaluation(run_folder: Path, name: str) -> None:
             file.path.unlink()
 
 
-def write_parquet(
-    output: Any,
-    first: list[StoredTrajectory],
-    rest: Iterator[StoredTrajectory],
-    evaluation: str | None,
-) -> None:
+def write_parquet(output: Any, rows: Iterable[tuple[StoredTrajectory, str | None]]) -> None:
     """Write trajectories as Parquet: the flat columns, records and arrays.
 
     Args:
         output: open file, for bytes.
-        first: what is written first, at least one.
-        rest: what follows.
-        evaluation: of all of them; None: they are samples of steps.
+        rows: each with the name of its evaluation; None for samples of steps.
     """
     pa = import_extra("pyarrow", EXTRA, "learner.trajectories_per_step")
     parquet = import_extra("pyarrow.parquet", EXTRA, "learner.trajectories_per_step")
@@ -315,10 +308,9 @@ def write_parquet(
         ]
     )
     with parquet.ParquetWriter(output, schema, compression="zstd") as writer:
-        while first:
-            rows = [_parquet_row(stored, evaluation) for stored in first]
-            writer.write_table(pa.Table.from_pylist(rows, schema))
-            first = list(islice(rest, ROWS_AT_ONCE))
+        left = (_parquet_row(stored, evaluation) for stored, evaluation in rows)
+        while part := list(islice(left, ROWS_AT_ONCE)):
+            writer.write_table(pa.Table.from_pylist(part, schema))
 
 
 def _parquet_row(stored: StoredTrajectory, evaluation: str | None) -> dict[str, Any]:
