@@ -127,8 +127,9 @@ class Turns:
         # Clients number their questions alike; their reply streams differ.
         names = (rollout.reply_stream, str(rollout.key), branch.path, str(number))
         heat = rollout.sampling.temperature if temperature is None else temperature
+        read = len(branch.context)
         try:
-            with span("generate", temperature=heat, input_tokens=before) as note:
+            with span("generate", temperature=heat, input_tokens=read) as note:
                 await self.tokens.sample(
                     branch,
                     temperature=heat,

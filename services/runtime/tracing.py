@@ -29,7 +29,6 @@ _NS = 1_000_000_000
 OPERATIONS = {"rollout": "invoke_agent", "generate": "chat", "tool call": "execute_tool"}
 """Spans that OpenTelemetry's conventions for generative AI know, and their operations there."""
 CONVENTIONS = {
-    "model": "gen_ai.request.model",
     "temperature": "gen_ai.request.temperature",
     "input_tokens": "gen_ai.usage.input_tokens",
     "output_tokens": "gen_ai.usage.output_tokens",

@@ -25,8 +25,6 @@ from agent_r1_proto.tasks import Task
 from agent_r1_proto.trajectory import ToolCallRecord
 from tests.support.builders import rollout_task, scored, stored, three_lineages, two_segments
 
-OLD_RUN = Path(__file__).parents[2] / "contract" / "run_0_1_0" / "run"
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -91,18 +89,6 @@ def test_each_part_of_a_large_file_is_found(folder: Path):
     assert [file.read(row).record["group_id"] for row in asked] == list(asked)
     with pytest.raises(ValueError, match=f"has no row {many}"):
         file.read(many)
-
-
-def test_a_run_of_an_older_version_is_read_alike(folder: Path):
-    (file,) = stored_files(OLD_RUN)
-    assert (file.path.suffix, file.step) == (".jsonl", 4)
-    rows, records = list(file.rows()), list(file.records())
-    assert rows[0]["components"]["vowels:share"] == pytest.approx(1 / 19)
-    assert (rows[0]["first_version"], rows[0]["num_sampled"], rows[0]["staleness"]) == (3, 24, None)
-    assert file.read(0).record == records[0]
-    assert all(one.tokens is None for one in file.trajectories())
-    with pytest.raises(ValueError, match="has no row 99"):
-        file.read(99)
 
 
 def test_what_a_crash_leaves_half_written_is_no_file(folder: Path):
