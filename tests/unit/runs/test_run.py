@@ -12,7 +12,9 @@ import pytest
 import agent_r1
 from agent_r1.runs.store import TrajectoryStore
 from tests.support.builders import rollout_task, scored, stored
+from tests.support.doc_blocks import blocks
 
+DOCS = Path(__file__).parents[3] / "docs"
 OLD_RUN = Path(__file__).parents[2] / "contract" / "run_before_lineages" / "run"
 
 
@@ -43,6 +45,22 @@ def test_a_run_is_read_as_frames(folder: Path):
     assert [one["step"] for one in run.rows(2, 2)] == [2]
     assert [one["step"] for one in run.rows(first=2)] == [2]
     assert (run.summary, run.evaluations) == ({}, [])
+
+
+def test_the_example_of_the_page_runs(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    (folder / "config.json").write_text('{"learner": {"group_size": 8}}')
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "demo").symlink_to(folder)
+    monkeypatch.chdir(tmp_path)
+    (block,) = [one for one in blocks(DOCS / "run-folder.md") if one.language == "python"]
+    exec(compile(block.text, str(block), "exec"), {})
+    # The two samples that were trained, by their rewards.
+    assert capsys.readouterr().out.count("<answer>Ada</answer>") == 2
 
 
 def test_a_line_that_a_crash_has_cut_off_is_left_out(folder: Path):
