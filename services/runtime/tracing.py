@@ -103,7 +103,11 @@ def span(name: str, parent: str | None = None, **attributes: AttributeValue) -> 
         return
     named = _named(name, attributes)
     with _tracer.start_as_current_span(name, _context(parent), attributes=named) as made:
-        yield lambda **later: made.set_attributes(_named(name, later))
+
+        def note(**later: AttributeValue) -> None:
+            made.set_attributes(_named(name, later))
+
+        yield note
 
 
 def _note_nothing(**attributes: AttributeValue) -> None:

@@ -22,7 +22,7 @@ OLD_RUNS = sorted((Path(__file__).parents[2] / "contract").glob("run_*/run"))
 
 
 def call(end: int, tool: str = "search", status: Any = "ok", text: str = "found") -> ToolCallRecord:
-    parts = [TextPart(text=text)]
+    parts: list[Any] = [TextPart(text=text)]
     arguments: dict[str, Any] = {"query": text}
     return ToolCallRecord(
         end_token_index=end, tool=tool, arguments=arguments, status=status, parts=parts
