@@ -32,6 +32,7 @@ import httpx
 import psutil
 
 from agent_r1.cli import main as cli
+from agent_r1.runs.store import stored_files
 from agent_r1.runtime.exit_status import EXIT_INTERRUPTED
 from agent_r1.runtime.files.run_folder import live_redis_url, running_launcher
 from agent_r1_proto.connection import RedisConnection
@@ -228,8 +229,8 @@ def swap(swapper: Swapper, count: int) -> list[Row]:
 def read_back(groups: int, first: int, last: int) -> Row:
     """Read the trained trajectories; the swaps took place between steps `first` and `last`."""
     steps = read_steps()
-    files = sorted((RUN_DIR / "trajectories").glob("step_*.jsonl"))
-    records = [record for file in files for record in read_json_lines(file) if record["trained"]]
+    stored = (record for file in stored_files(RUN_DIR) for record in file.records())
+    records = [record for record in stored if record["trained"]]
     used = [
         {
             call["version"]

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from agent_r1.cli.api import RunStoppedError, evaluate, train
     from agent_r1.reward.trl import trl_reward
     from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn, ToolEnv
+    from agent_r1.runs.run import Run, load_run
     from agent_r1.text.tool_formats import CallBlock, ParsedCall, ToolFormat
     from agent_r1.tools.agents.agent import Agent, Model
     from agent_r1.tools.base import (
@@ -40,6 +41,7 @@ __all__ = [
     "Model",
     "ModelTurn",
     "ParsedCall",
+    "Run",
     "RunStoppedError",
     "ScoreCall",
     "ScoreRequest",
@@ -54,6 +56,7 @@ __all__ = [
     "ToolUnavailableError",
     "error_result",
     "evaluate",
+    "load_run",
     "text_result",
     "tool",
     "train",
@@ -64,6 +67,7 @@ _HOMES = {
     "agent_r1.cli.api": ("RunStoppedError", "evaluate", "train"),
     "agent_r1.reward.trl": ("trl_reward",),
     "agent_r1.rollout.envs": ("CallResult", "EnvStep", "ModelTurn", "ToolEnv"),
+    "agent_r1.runs.run": ("Run", "load_run"),
     "agent_r1.text.tool_formats": ("CallBlock", "ParsedCall", "ToolFormat"),
     "agent_r1.tools.agents.agent": ("Agent", "Model"),
     "agent_r1.tools.base": (

@@ -377,6 +377,12 @@ class Trajectory(StreamMessage):
         ]
         return [t for t in self.turns if not any(a <= t.start < b for a, b in excluded)]
 
+    def process_reward(self) -> float:
+        """Return the sum of the process rewards that ToolEnv gave to trained turns and calls."""
+        turns = self.trained_turns()
+        rewarded = [*turns, *(call for turn in turns for call in turn.calls)]
+        return sum(one.process_reward or 0.0 for one in rewarded)
+
     def trained_mask(self) -> npt.NDArray[np.bool_]:
         """Return [T] True where the policy sampled a token that may be trained."""
         mask = self.action_mask.copy()

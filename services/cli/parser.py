@@ -95,7 +95,10 @@ EVALUATION: Table = {
 RESULTS: Table = {
     "status": ("show what a run and its services are doing", "results.status:status"),
     "show": ("read stored trajectories and dead letters of a run", "results.show:show"),
-    "export": ("write a trained policy as a model directory", "results.export:export"),
+    "export": (
+        "write a trained policy as a model directory, or trajectories",
+        "results.export:export",
+    ),
     "rescore": ("score stored trajectories again with other rewards", "results.rescore:rescore"),
     "dead-letters": (
         "messages that could not be processed",

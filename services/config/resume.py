@@ -20,7 +20,7 @@ MAY_DIFFER = {
     ),
     "logging": (
         *("run.log_level", "run.log_format", "run.otlp_endpoint"),
-        *("learner.loggers", "learner.trajectories_per_step"),
+        *("learner.loggers", "learner.trajectories_*"),
     ),
     "evaluation": ("evaluation.*",),
     "placement: addresses, processes, memory, time limits": (

@@ -1,8 +1,8 @@
 """A stored trajectory as a person reads it: who wrote what, which calls, which reward.
 
-`agent-r1 show`, `agent-r1 chat` and the end of `agent-r1 train` print records of
-`trajectories/*.jsonl` (made by the learner's `trajectory_log.py`). Text the model sampled and text
-tools returned have different colours, and different marks where there are no colours.
+`agent-r1 show`, `agent-r1 chat` and the end of `agent-r1 train` print records of runs/record.py.
+Text the model sampled and text tools returned have different colours, and different marks where
+there are no colours.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def print_transcript(
     """Print one trajectory.
 
     Args:
-        record: of `trajectories/*.jsonl`.
+        record: as runs/record.py makes it.
         console: prints.
         control: matches the control tokens of the model; None where they are not known.
     """

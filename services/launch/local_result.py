@@ -1,6 +1,6 @@
 """The end of a training run in the terminal: what it achieved, what it lost, how to continue.
 
-local.py --run folder--> here. Reads `summary.json` and `trajectories/eval_*.jsonl`, which the
+local.py --run folder--> here. Reads `summary.json` and the stored evaluations, which the
 learner writes.
 """
 
@@ -19,8 +19,9 @@ from rich.text import Text
 from agent_r1.config.sources import at_hand, quoted
 from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1.evaluation.transcript import print_transcript
-from agent_r1.launch.local_view import program, read_json_lines, set_scores
+from agent_r1.launch.local_view import program, set_scores
 from agent_r1.learner.outcome import FAILED, FINISHED, FINISHED_WITH_LOSSES, INTERRUPTED
+from agent_r1.runs.store import stored_files
 from agent_r1.runtime.durations import format_duration
 from agent_r1.runtime.exit_status import ERROR_PREFIX, EXIT_LOSSES
 from agent_r1.runtime.files.conditions import read_conditions, summarize
@@ -29,7 +30,6 @@ from agent_r1.runtime.files.run_folder import (
     LEDGER_FILE,
     LOGS_DIR,
     SUMMARY_FILE,
-    TRAJECTORIES_DIR,
 )
 from agent_r1.runtime.files.state import read_object
 from agent_r1.runtime.files.writing import write_atomically
@@ -53,11 +53,13 @@ def summary_of(folder: Path) -> dict[str, Any]:
 
 def _changed_answer(folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """Find one held-out question with its answer before and after, best one that was wrong."""
-    stored = folder / TRAJECTORIES_DIR
-    before = {r["task_id"]: r for r in read_json_lines(stored / "eval_before.jsonl")}
+    stored = {file.evaluation: file for file in stored_files(folder)}
+    if not {"before", "after"} <= stored.keys():
+        return None
+    before = {record["task_id"]: record for record in stored["before"].records()}
     pairs = [
         (before[record["task_id"]], record)
-        for record in read_json_lines(stored / "eval_after.jsonl")
+        for record in stored["after"].records()
         if record["task_id"] in before
     ]
     if not pairs:

@@ -321,8 +321,17 @@ class LearnerConfig(ObjectiveConfig):
     loggers: list[LoggerName] = ["tensorboard"]
     """Further places for the numbers of `metrics.jsonl`: `tensorboard` (in the run folder),
     `wandb`, `mlflow`. See docs/observability.md."""
-    trajectories_per_step: Annotated[int, Field(ge=0)] = 8
-    """Trajectories of each batch written to `trajectories/`."""
+    trajectories_per_step: Annotated[int, Field(ge=0)] | Literal["all"] = 8
+    """Trajectories of each batch, of its failures and of each evaluation set that are stored in
+    `trajectories/`, with every token: so many, or `all`."""
+    trajectories_max_gib: PositiveFloat = 10.0
+    """Largest size of `trajectories/`, in GiB. Where it is reached, the oldest steps are removed;
+    evaluations and the newest step stay."""
+
+    @property
+    def stored_limit(self) -> int | None:
+        """Return `trajectories_per_step` as a number; None: all."""
+        return None if self.trajectories_per_step == "all" else self.trajectories_per_step
 
     @property
     def needs_learner_logprobs(self) -> bool:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
@@ -19,10 +20,11 @@ from agent_r1.learner.checkpoints.run_checkpoint import Checkpoints
 from agent_r1.learner.collector import RolloutCollector
 from agent_r1.learner.redis_memory import MAX_QUESTIONS_IN_FLIGHT
 from agent_r1.learner.reporting.summary import RunSummary
-from agent_r1.learner.reporting.trajectory_log import readable
 from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.shutdown import StopSignal
 from agent_r1.learner.stop_rules import FEWEST_ALL_FAILED, FailureMonitor, RunFailedError
+from agent_r1.runs.record import readable
+from agent_r1.runs.store import StoredTrajectory, Tokens
 from agent_r1.runtime.evaluation_client import (
     EvalClient,
     EvalResult,
@@ -227,8 +229,8 @@ class Evaluations:
         self._metrics |= values
         folder.write_scalars(evaluation.step, values)
         folder.write_evaluation(evaluation.step, evaluation.name, evaluation.record())
-        shown = _readable(evaluation, self._spec.learner.trajectories_per_step)
-        folder.write_trajectories(f"eval_{evaluation.label}", shown)
+        stored = _stored(evaluation, self._spec.learner.stored_limit)
+        folder.write_trajectories(f"eval_{evaluation.label}", stored)
         if evaluation.name == "after":
             folder.write_answers(map(_answer, evaluation.results))
         # In the thread that saves: both delete checkpoints. A stop does not lose the score.
@@ -282,17 +284,16 @@ def _means(values: Mapping[str, float]) -> str:
     return ",".join(f"{name}:{value:.3f}" for name, value in values.items()) or "none"
 
 
-def _readable(evaluation: Evaluation, per_set: int) -> list[dict[str, Any]]:
-    """Render the first answers of each set: the same questions at every evaluation."""
-    shown: dict[str, int] = {}
-    lines: list[dict[str, Any]] = []
+def _stored(evaluation: Evaluation, per_set: int | None) -> Iterator[StoredTrajectory]:
+    """Render the first answers of each set (None: all): the same questions at every evaluation."""
+    shown = Counter[str]()
     for result in evaluation.results:
         name = str(result.task.metadata.get("set"))
-        if result.scored is None or shown.get(name, 0) >= per_set:
+        if result.scored is None or (per_set is not None and shown[name] >= per_set):
             continue
-        shown[name] = shown.get(name, 0) + 1
-        lines.append(readable(result.scored, step=evaluation.step, advantage=None, trained=False))
-    return lines
+        shown[name] += 1
+        record = readable(result.scored, step=evaluation.step, advantage=None, trained=False)
+        yield StoredTrajectory(record, Tokens.of(result.scored.trajectory))
 
 
 def _answer(result: EvalResult) -> dict[str, Any]:

@@ -98,14 +98,7 @@ def staleness(trajectory: Trajectory, newest_version: int) -> int:
 def total_reward(scored: ScoredTrajectory) -> float:
     """Return outcome reward plus process rewards of a trajectory that did not fail."""
     assert scored.reward is not None
-    return scored.reward.total + process_reward(scored)
-
-
-def process_reward(scored: ScoredTrajectory) -> float:
-    """Return the sum of the process rewards that ToolEnv gave to turns and calls."""
-    turns = scored.trajectory.trained_turns()
-    rewarded = [*turns, *(call for turn in turns for call in turn.calls)]
-    return sum(one.process_reward or 0.0 for one in rewarded)
+    return scored.reward.total + scored.trajectory.process_reward()
 
 
 def failure_reason(scored: ScoredTrajectory) -> str | None:

@@ -38,6 +38,7 @@ async def finish(run: TrainingRun) -> str:
 
 async def save_checkpoint(run: TrainingRun) -> None:
     """Write a checkpoint of this step, or its newest bookkeeping; a stop does not cut it."""
+    run.spec.folder.finish_trajectories()
     run.summary.note_canary(run.publisher.canary_max_dlogp)
     state = run.summary.save_into(
         LearnerState(

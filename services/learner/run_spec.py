@@ -43,7 +43,7 @@ class RunSpec:
     @cached_property
     def folder(self) -> RunFolder:
         """The run folder."""
-        return RunFolder(self.run.folder())
+        return RunFolder(self.run.folder(), self.learner.trajectories_max_gib)
 
     @cached_property
     def store(self) -> RunStore | None:

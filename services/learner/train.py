@@ -100,6 +100,7 @@ async def train_step(run: TrainingRun) -> None:
     report = StepReport(
         step=run.step,
         groups=groups,
+        samples=batch.samples,
         advantages=batch.advantages,
         newest_version=newest_version,
         policy_version=newest_version,

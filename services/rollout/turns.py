@@ -126,16 +126,17 @@ class Turns:
         rollout, number, before = branch.rollout, len(branch.turns), len(branch.token_ids)
         # Clients number their questions alike; their reply streams differ.
         names = (rollout.reply_stream, str(rollout.key), branch.path, str(number))
+        heat = rollout.sampling.temperature if temperature is None else temperature
+        read = len(branch.context)
         try:
-            with span("generate"):
+            with span("generate", temperature=heat, input_tokens=read) as note:
                 await self.tokens.sample(
                     branch,
-                    temperature=rollout.sampling.temperature
-                    if temperature is None
-                    else temperature,
+                    temperature=heat,
                     seed=turn_seed(self.run_seed, rollout, number, branch.path),
                     request_id="/".join(filter(None, names)),
                 )
+                note(output_tokens=len(branch.token_ids) - before)
         except UnreadableTurnError as exc:
             why = exc.__cause__
             assert isinstance(why, Exception)

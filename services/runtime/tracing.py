@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING
 
 from agent_r1.runtime.config import RunConfig
@@ -25,6 +25,22 @@ TRACES_PATH = "/v1/traces"
 EXPORT_TIMEOUT_S = 5.0
 """Longest one request to the collector may take: a service must not wait for it when it ends."""
 _NS = 1_000_000_000
+
+OPERATIONS = {"rollout": "invoke_agent", "generate": "chat", "tool call": "execute_tool"}
+"""Spans that OpenTelemetry's conventions for generative AI know, and their operations there."""
+CONVENTIONS = {
+    "temperature": "gen_ai.request.temperature",
+    "input_tokens": "gen_ai.usage.input_tokens",
+    "output_tokens": "gen_ai.usage.output_tokens",
+    "tool": "gen_ai.tool.name",
+    "rollout_id": "gen_ai.conversation.id",
+}
+"""Names of attributes in those conventions (release 1.37, in development). They stand beside those
+of this project, in the spans of OPERATIONS."""
+_OPERATION = "gen_ai.operation.name"
+
+Note = Callable[..., None]
+"""Adds attributes to a span that goes on."""
 
 _tracer: Tracer | None = None  # a process has one, as it has one log
 
@@ -72,8 +88,10 @@ def start_tracing(run: RunConfig, service: str) -> TracerProvider | None:
 
 
 @contextlib.contextmanager
-def span(name: str, parent: str | None = None, **attributes: AttributeValue) -> Generator[None]:
+def span(name: str, parent: str | None = None, **attributes: AttributeValue) -> Generator[Note]:
     """Make a span of what happens inside; spans made meanwhile are below it.
+
+    What is yielded adds attributes that are known later.
 
     Args:
         name: what happens.
@@ -81,10 +99,19 @@ def span(name: str, parent: str | None = None, **attributes: AttributeValue) -> 
         attributes: further facts; those of this project's own begin with `agent_r1.` on the wire.
     """
     if _tracer is None:
-        yield
+        yield _note_nothing
         return
-    with _tracer.start_as_current_span(name, _context(parent), attributes=_named(attributes)):
-        yield
+    named = _named(name, attributes)
+    with _tracer.start_as_current_span(name, _context(parent), attributes=named) as made:
+
+        def note(**later: AttributeValue) -> None:
+            made.set_attributes(_named(name, later))
+
+        yield note
+
+
+def _note_nothing(**attributes: AttributeValue) -> None:
+    """Add attributes where nothing is traced."""
 
 
 def record_span(
@@ -97,7 +124,7 @@ def record_span(
         name,
         _context(parent),
         start_time=int(started_s * _NS),
-        attributes=_named(attributes),
+        attributes=_named(name, attributes),
     )
     made.end(int(ended_s * _NS))
 
@@ -109,7 +136,7 @@ def begin_trace(name: str, **attributes: AttributeValue) -> str | None:
     from opentelemetry.context import Context
     from opentelemetry.trace import set_span_in_context
 
-    made = _tracer.start_span(name, Context(), attributes=_named(attributes))
+    made = _tracer.start_span(name, Context(), attributes=_named(name, attributes))
     made.end()
     return _inject(set_span_in_context(made)).get(HEADER)
 
@@ -124,8 +151,13 @@ def traceparent_of(headers: Mapping[str, str]) -> str | None:
     return headers.get(HEADER)
 
 
-def _named(attributes: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]:
-    return {f"agent_r1.{name}": value for name, value in attributes.items()}
+def _named(span: str, attributes: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]:
+    """Return attributes as they are sent: under names of this project, and of the conventions."""
+    own: dict[str, AttributeValue] = {f"agent_r1.{name}": v for name, v in attributes.items()}
+    if span not in OPERATIONS:
+        return own
+    known = {CONVENTIONS[name]: v for name, v in attributes.items() if name in CONVENTIONS}
+    return own | {_OPERATION: OPERATIONS[span]} | known
 
 
 def _context(parent: str | None) -> Context | None:

@@ -6,12 +6,11 @@ resumed.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from agent_r1.runs.store import stored_files
 from tests.e2e.conftest import STEPS, FailedRun, ResumedRun
 from tests.support.runs import steps
 
@@ -38,11 +37,9 @@ def numbers(folder: Path) -> list[dict[str, float]]:
 
 def tokens(folder: Path) -> dict[tuple[int, int, int], str]:
     """Digest of the tokens of every trajectory, by group, sample and attempt."""
-    lines: list[dict[str, Any]] = [
-        json.loads(line)
-        for step in range(1, STEPS + 1)
-        for line in (folder / "trajectories" / f"step_{step:06d}.jsonl").read_text().splitlines()
-    ]
+    files = [file for file in stored_files(folder) if file.step in range(1, STEPS + 1)]
+    assert len(files) == STEPS
+    lines = [record for file in files for record in file.records()]
     return {
         (line["group_id"], line["sample_index"], line["attempt"]): line["token_digest"]
         for line in lines

@@ -22,6 +22,7 @@ import httpx
 import numpy as np
 import pytest
 
+from agent_r1.runs.store import stored_files
 from tests.e2e.conftest import ResumedRun
 from tests.support.runs import finished, set_options, steps, wait_until
 
@@ -43,8 +44,8 @@ def exported(resumed_run: ResumedRun, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.fixture(scope="module")
 def answered(resumed_run: ResumedRun) -> list[dict[str, Any]]:
     """The greedy answers of the last policy, as the run's servers gave them."""
-    lines = (resumed_run.folder / "trajectories" / "eval_after.jsonl").read_text().splitlines()
-    return [record for record in map(json.loads, lines) if record["status"] == "COMPLETED"]
+    (file,) = [one for one in stored_files(resumed_run.folder) if one.evaluation == "after"]
+    return [record for record in file.records() if record["status"] == "COMPLETED"]
 
 
 def messages_of(record: dict[str, Any], turns: int) -> list[dict[str, Any]]:

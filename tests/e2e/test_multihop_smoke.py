@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1.cli import main as cli
+from agent_r1.runs.store import stored_files
 from tests.support.runs import finished, steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -69,10 +70,6 @@ def test_smoke_config_trains_on_real_questions_and_reports_scores(
     assert scores["failed"] == 0
     assert 0.0 <= scores["em"] <= scores["f1"] <= 1.0
     assert set(scores["types"]) <= {"bridge", "comparison"}
-    stored = [
-        json.loads(line)
-        for path in sorted((run_dir / "trajectories").glob("step_*.jsonl"))
-        for line in path.read_text().splitlines()
-    ]
+    stored = [row for file in stored_files(run_dir) if file.step for row in file.records()]
     searches = [call for row in stored for turn in row["turns"] for call in turn["calls"]]
     assert any(call["status"] == "ok" and call["text"] for call in searches)

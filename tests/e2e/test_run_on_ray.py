@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
+from agent_r1.runs.store import stored_files
 from tests.support.runs import agent_r1, set_options, started, wait_until, write_config
 from tests.support.sockets import free_port
 
@@ -99,8 +100,8 @@ def test_a_run_trains_every_sample_once_and_leaves_nothing(
     assert process.returncode == 0, output
     assert answers[0]["name"] == "search"  # Serve's proxy reaches the service
     assert "step 2/2" in output  # the job's log is followed
-    files = sorted((folder / "trajectories").glob("step_*.jsonl"))
-    trained = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    files = [file for file in stored_files(folder) if file.step is not None]
+    trained = [record for file in files for record in file.records()]
     samples = sorted((one["group_id"], one["sample_index"]) for one in trained if one["trained"])
     # 2 steps of 2 groups of 4 samples.
     assert samples == [(group, sample) for group in range(4) for sample in range(4)]

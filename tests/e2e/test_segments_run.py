@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agent_r1.runs.store import stored_files
 from tests.support.metrics_page import unexplained
 from tests.support.runs import finished, set_options, steps, write_config
 
@@ -57,11 +58,7 @@ def test_learner_and_rollout_agree_on_every_segment(run: Path):
 
 
 def test_its_trajectories_can_be_read_scored_again_and_exported(run: Path, tmp_path: Path):
-    records = [
-        json.loads(line)
-        for path in sorted((run / "trajectories").glob("step_*.jsonl"))
-        for line in path.read_text().splitlines()
-    ]
+    records = [r for file in stored_files(run) if file.step is not None for r in file.records()]
     assert records
     for record in records:
         assert len(record["segment_starts"]) == len(record["turns"]) - 1

@@ -18,6 +18,7 @@ from agent_r1.learner.train import Learner
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
 from agent_r1.reward.worker import RewardWorker
+from agent_r1.runs.store import stored_files
 from agent_r1.runtime.files.dead_letters import load_letters
 from agent_r1.runtime.files.writing import DiskFullError
 from agent_r1_proto.failures import FailureBoard
@@ -104,8 +105,10 @@ async def test_a_run_trains_every_step_and_leaves_a_complete_folder(
         "step_000003",
     ]
     assert sorted(path.name for path in (folder / "weights").iterdir()) == ["v2", "v3"]
-    assert (folder / "trajectories" / "step_000001.jsonl").exists()
-    assert (folder / "trajectories" / "eval_after.jsonl").exists()
+    assert [(file.step, file.evaluation) for file in stored_files(folder)] == [
+        *((step, None) for step in (1, 2, 3)),
+        *((None, name) for name in ("after", "before", "step_000002")),
+    ]
 
 
 async def test_training_and_evaluation_have_the_turns_of_the_run(
@@ -237,7 +240,7 @@ async def test_a_finished_run_that_is_given_more_steps_forgets_its_last_evaluati
     tmp_path: Path, redis_url: str, run_id: str
 ):
     folder = tmp_path / "run"
-    last = [folder / "evaluation_after.jsonl", folder / "trajectories" / "eval_after.jsonl"]
+    last = [folder / "evaluation_after.jsonl", folder / "trajectories" / "eval_after.parquet"]
     sets = {"held": write_tasks(tmp_path / "held.jsonl", 2, name="held")}
     spec = training_spec(folder, redis_url, run_id, evaluation={"sets": sets})
     async with await Broker.connect(redis_url, run_id) as broker, FakeServices(broker).running():

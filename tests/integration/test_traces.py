@@ -114,6 +114,16 @@ async def test_one_trajectory_is_one_trace(tmp_path: Path, redis_url: str, run_i
         )
         (called,) = [one for one in trace.values() if one.name == "tool"]
         assert called.attributes["agent_r1.tool"] == "search"
+        (asked,) = [one for one in trace.values() if one.name == "tool call"]
+        assert asked.attributes["gen_ai.operation.name"] == "execute_tool"
+        assert asked.attributes["gen_ai.tool.name"] == "search"
+        (attempt,) = [one for one in trace.values() if one.name == "rollout"]
+        assert attempt.attributes["gen_ai.operation.name"] == "invoke_agent"
+        assert attempt.attributes["gen_ai.conversation.id"].startswith(f"{run_id}/")
+        for made in (one for one in trace.values() if one.name == "generate"):
+            assert made.attributes["gen_ai.operation.name"] == "chat"
+            assert made.attributes["gen_ai.usage.input_tokens"] > 0
+            assert made.attributes["gen_ai.usage.output_tokens"] > 0
         (learned,) = [one for one in trace.values() if one.name == "learn"]
         assert learned.attributes["agent_r1.step"] == 1
     assert {one.trace_id for one in receiver.spans} == {root.trace_id for root in roots}

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from agent_r1.runs.record import readable
+from agent_r1.runs.store import StoredTrajectory, Tokens
 from agent_r1.text.reading import TurnReader
 from agent_r1_proto.rewards import Reward, ScoredTrajectory, ScoreReply, ScoreTurn
 from agent_r1_proto.tasks import RolloutKey, RolloutTask, Task
@@ -186,3 +188,11 @@ def scored(
         total=total, components={"em": total}, tokens=tokens or {}, versions=versions or {}
     )
     return ScoredTrajectory(trajectory=record, reward=None if record.status == "FAILED" else reward)
+
+
+def stored(one: ScoredTrajectory | None = None, **facts: Any) -> StoredTrajectory:
+    """Return a trajectory as a run folder has it, trained in step 1 with the advantage 0.5."""
+    one = one or scored()
+    advantages = np.where(one.trajectory.action_mask, 0.5, 0.0).astype(np.float32)
+    record = readable(one, **({"step": 1, "advantage": 0.5, "trained": True} | facts))
+    return StoredTrajectory(record, Tokens.of(one.trajectory, advantages=advantages))

@@ -32,6 +32,9 @@ RUN = [
 ]
 """Blocks that `make test-docs` runs, with a small run of tiny_world, in this order."""
 ELSEWHERE = {
+    ("docs/run-folder.md", "agent-r1 export runs/demo out --trajectories"): (
+        "tests/unit/runs/test_atif.py"
+    ),
     ("docs/any-agent.md", "agent-r1 agents attach"): "tests/integration/test_attached_agents.py",
     ("examples/harness/README.md", "agent-r1 train"): "tests/integration/test_attached_agents.py",
     ("docs/add-a-reward.md", "vllm serve reward_model"): "tests/integration/test_reward_model.py",

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from agent_r1.runs.store import StoredFile, stored_files
 from tests.support.hosts import Host, Hosts
 from tests.support.run_on_hosts import EXAMPLE, RUN_DIR, START_TIMEOUT_S, WORLD, RunOnHosts
 from tests.support.runs import agent_r1
@@ -200,11 +201,11 @@ class RayOnHosts(RunOnHosts):
 
     def trained(self) -> list[dict[str, Any]]:
         """Return the trajectories that were trained; of a step that was trained again, the last."""
-        files: dict[str, Path] = {}
+        files: dict[str, StoredFile] = {}
         for folder in self.folders():
-            files |= {one.name: one for one in (folder / "trajectories").glob("step_*.jsonl")}
-        lines = [line for file in files.values() for line in file.read_text().splitlines()]
-        return [one for one in map(json.loads, lines) if one["trained"]]
+            files |= {one.path.name: one for one in stored_files(folder)}
+        records = (one for file in files.values() for one in file.records())
+        return [one for one in records if one["trained"]]
 
     def seconds_to_next_step(self, since: float, step: int, timeout_s: float) -> float:
         """Wait until a step after `step` was trained; return the seconds since a moment."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from agent_r1.config.redis_server import find_redis_server
 from agent_r1.learner.engine.ranks.rank_env import RankPlace
+from agent_r1.runs.store import stored_files
 from agent_r1.runtime.files.private import write_private
 from tests.support.hosts import REPOSITORY, Host
 from tests.support.runs import agent_r1
@@ -184,9 +185,8 @@ class RunOnHosts:
 
     def trained(self) -> list[dict[str, Any]]:
         """Return the trajectories that were trained, as far as the run keeps them."""
-        files = sorted((self.folder / "trajectories").glob("step_*.jsonl"))
-        lines = [line for file in files for line in file.read_text().splitlines()]
-        return [one for one in map(json.loads, lines) if one["trained"]]
+        records = (one for file in stored_files(self.folder) for one in file.records())
+        return [one for one in records if one["trained"]]
 
     def problems(self, batch: int, wanted_score: float) -> list[str]:
         """Say what is wrong unless all samples were trained once and the model has learned.

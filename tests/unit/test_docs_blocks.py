@@ -40,6 +40,7 @@ LANGUAGES = ("python", "toml", "json", "yaml", "sh", "text")
 NUM_MARKED = 11
 """Blocks that no test runs; a new one is a decision."""
 PYTHON_ELSEWHERE = {
+    ("docs/run-folder.md", "import agent_r1"): "tests/unit/runs/test_run.py",
     ("docs/mcp.md", "from mcp import Client"): "tests/integration/test_mcp_server.py",
     ("docs/serving.md", '"""Ask a served agent: python ask.py OUT QUESTION [URL]."""'): (
         "tests/e2e/test_export.py"

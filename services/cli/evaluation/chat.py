@@ -31,8 +31,8 @@ from agent_r1.config import checks as config_checks
 from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ConfigError
 from agent_r1.evaluation.transcript import SAMPLED_STYLE, TOOL_STYLE, print_transcript
-from agent_r1.learner.reporting.trajectory_log import readable
 from agent_r1.reward.components import ASKING
+from agent_r1.runs.record import readable
 from agent_r1.runtime.evaluation_client import EvalClient, EvalResult
 from agent_r1.runtime.exit_status import EXIT_FAILED
 from agent_r1.runtime.files.tasks import read_task_file

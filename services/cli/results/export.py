@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agent_r1.cli.declare import add_run_folder
+from agent_r1.cli.declare import add_run_folder, refuse_beside
 from agent_r1.cli.live_run import run_config
+from agent_r1.cli.results.export_trajectories import FORMATS, export_trajectories
 from agent_r1.cli.results.model_card import model_card
 from agent_r1.config import checks as config_checks
 from agent_r1.config.machine import remote_spec
@@ -54,14 +55,18 @@ def export_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `export`."""
     add_run_folder(parser)
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to write; must not exist yet")
-    step_help = "learner step of the checkpoint, `last` (the default), or `best` by evaluation"
-    parser.add_argument("--step", default="last", metavar="N", help=step_help)
+    step_help = "learner step of the checkpoint, `last` (the default), or `best` by evaluation; "
+    parser.add_argument(
+        "--step", metavar="N", help=f"{step_help}with --trajectories, the only step written"
+    )
     adapter_help = "of a run with [model.lora]: write the adapter alone, in PEFT's format; without "
     parser.add_argument(
         "--adapter", action="store_true", help=f"{adapter_help}this it is merged into the model"
     )
     critic_help = "write the critic, which says what a state is worth"
     parser.add_argument("--critic", action="store_true", help=critic_help)
+    trajectories_help = "write the stored trajectories in this format (docs/run-folder.md)"
+    parser.add_argument("--trajectories", choices=FORMATS, help=trajectories_help)
 
 
 def export(arguments: argparse.Namespace) -> int:
@@ -70,13 +75,23 @@ def export(arguments: argparse.Namespace) -> int:
     With it come tokenizer and chat template, a model card, and agent.json: the system prompt, the
     tools, the sampling and the limits of the run (docs/serving.md). `agent-r1 train CONFIG --from
     OUT` trains it further. With --critic, write the critic of a PPO run instead, as a model that
-    the reward component `critic` asks.
+    the reward component `critic` asks. With --trajectories, write what the run has stored of its
+    trajectories.
     """
     run, out = arguments.run_folder, arguments.out
-    config = run_config(run)
-    step = choose_step(run / CHECKPOINTS_DIR, arguments.step)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"OUT ({out}) exists and is not an empty folder; name another one")
+    if arguments.trajectories is not None:
+        refuse_beside(
+            "--trajectories", {"--adapter": arguments.adapter, "--critic": arguments.critic}
+        )
+        if arguments.step is not None and not arguments.step.isdigit():
+            raise ConfigError(f"--step ({arguments.step}) must be a number with --trajectories")
+        step = None if arguments.step is None else int(arguments.step)
+        print(export_trajectories(run, out, arguments.trajectories, step))
+        return 0
+    config = run_config(run)
+    step = choose_step(run / CHECKPOINTS_DIR, arguments.step or LAST)
     checkpoint = run / CHECKPOINTS_DIR / checkpoint_name(step)
     check_checkpoint(checkpoint)
     if arguments.critic:

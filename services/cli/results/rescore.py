@@ -1,6 +1,6 @@
 """`agent-r1 rescore RUN --config NEW`: what other rewards would have said of stored trajectories.
 
-Reads `trajectories/step_*.jsonl` of a run folder, scores every trajectory with the reward service's
+Reads the stored trajectories of a run folder, scores every trajectory with the reward service's
 own scorer in this process, and prints both rewards side by side.
 """
 
@@ -17,12 +17,12 @@ from statistics import fmean
 from typing import Any
 
 from agent_r1.cli.declare import CONFIG_HELP, add_run_folder, add_set
-from agent_r1.cli.results.show import read_records, step_files
+from agent_r1.cli.results.show import stored
 from agent_r1.config import checks as config_checks
 from agent_r1.config.run import Config, ConfigError, load_config
 from agent_r1.launch.local_result import read_json
-from agent_r1.learner.reporting.trajectory_log import main_turns
 from agent_r1.reward.scorer import ComponentError, Scorer
+from agent_r1.runs.record import main_turns
 from agent_r1.runtime.exit_status import EXIT_FAILED
 from agent_r1.runtime.files.run_folder import CONFIG_FILE
 from agent_r1.runtime.files.writing import write_atomically
@@ -62,10 +62,10 @@ def rescore(arguments: argparse.Namespace) -> int:
     same reward, from which nothing is learned. Nothing is changed in the run folder.
     """
     folder: Path = arguments.run_folder
-    files = step_files(folder)
+    files = [file for file in stored(folder) if file.step is not None]
     config = load_config(arguments.config or folder / CONFIG_FILE, arguments.options).config
     config_checks.use_plugins(config)
-    records = [r for path in files.values() for r in read_records(path) if r["reward"] is not None]
+    records = [r for file in files for r in file.records() if r["reward"] is not None]
     if not records:
         raise ConfigError(
             f"{folder} has no stored trajectory with a reward; learner.trajectories_per_step says "

@@ -1,7 +1,6 @@
 """`agent-r1 show RUN`: stored trajectories and dead letters in the terminal.
 
-Reads `trajectories/*.jsonl` of a run folder, which the learner's trajectory_log.py writes, as does
-`agent-r1 rescore`; writes to the terminal.
+Reads a run folder, as `agent-r1 rescore` does; writes to the terminal.
 """
 
 from __future__ import annotations
@@ -9,9 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -26,57 +23,27 @@ from agent_r1.evaluation.transcript import (
     heading,
     print_transcript,
 )
-from agent_r1.learner.checkpoints.run_checkpoint import STEP_NAME
+from agent_r1.runs.store import StoredFile, stored_files
 from agent_r1.runtime.files.run_folder import TRAJECTORIES_DIR
-from agent_r1.runtime.files.state import split_lines
 from agent_r1.runtime.unicode import escaped_line
 from agent_r1.text.control_tokens import control_pattern, is_control
 from agent_r1.text.reading import MARKUP
 from agent_r1.text.tool_formats import NO_CALLS, load_tool_format
 
-EVAL_FILE = re.compile(r"^eval_(.+)$")
 SHOWN = 8
 
 
-def step_files(run_folder: Path) -> dict[int, Path]:
-    """Return the files of trained trajectories by learner step, in its order.
+def stored(run_folder: Path) -> list[StoredFile]:
+    """Return the files of a run's trajectories: steps in their order, then evaluations.
 
     Raises:
         ConfigError: the folder has no trajectories.
     """
-    found = _files(run_folder, STEP_NAME)
-    return {step: found[number] for step, number in sorted((int(n), n) for n in found)}
-
-
-def eval_files(run_folder: Path) -> dict[str, Path]:
-    """Return the files of stored evaluations by name.
-
-    Raises:
-        ConfigError: the folder has no trajectories.
-    """
-    return _files(run_folder, EVAL_FILE)
-
-
-def _files(run_folder: Path, pattern: re.Pattern[str]) -> dict[str, Path]:
     if not (run_folder / TRAJECTORIES_DIR).is_dir():
         raise ConfigError(
             f"{run_folder} has no folder {TRAJECTORIES_DIR}; name a run folder, such as runs/demo"
         )
-    found = {path.stem: path for path in (run_folder / TRAJECTORIES_DIR).glob("*.jsonl")}
-    return {m[1]: path for stem, path in sorted(found.items()) if (m := pattern.match(stem))}
-
-
-def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of one file.
-
-    Raises:
-        ConfigError: a line is not JSON; file and line are named.
-    """
-    for number, line in enumerate(split_lines(path.read_text(encoding="utf-8")), start=1):
-        try:
-            yield json.loads(line)
-        except json.JSONDecodeError as exc:
-            raise ConfigError(f"{path}:{number}: not a JSON line: {exc.msg}") from exc
+    return stored_files(run_folder)
 
 
 def show_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,20 +59,21 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dead-letter", metavar="ID", help=letter_help)
 
 
-def _chosen_files(arguments: argparse.Namespace) -> list[Path]:
+def _chosen_files(arguments: argparse.Namespace) -> list[StoredFile]:
     """Return the files to read, the newest first."""
     folder: Path = arguments.run_folder
+    files = stored(folder)
     if arguments.eval is not None:
-        evaluations = eval_files(folder)
+        evaluations = {file.evaluation: file for file in files if file.evaluation is not None}
         wanted = arguments.eval
-        name = f"{int(wanted):06d}" if wanted.isdigit() else wanted
+        name = f"step_{int(wanted):06d}" if wanted.isdigit() else wanted
         if name not in evaluations:
             raise ConfigError(
                 f"no stored evaluation {wanted!r} in {folder}; the stored ones are "
                 f"{sorted(evaluations)}"
             )
         return [evaluations[name]]
-    steps = step_files(folder)
+    steps = {file.step: file for file in files if file.step is not None}
     if arguments.step is not None:
         if arguments.step not in steps:
             known = f"{min(steps)} to {max(steps)}" if steps else "none yet"
@@ -168,8 +136,8 @@ def show(arguments: argparse.Namespace) -> int:
     console = Console(highlight=False, markup=False, emoji=False)
     control = _control_tokens(arguments.run_folder)
     shown = left = 0
-    for path in _chosen_files(arguments):
-        for record in read_records(path):
+    for file in _chosen_files(arguments):
+        for record in file.records():
             if arguments.group is not None and record["group_id"] != arguments.group:
                 continue
             if arguments.failed and record["status"] != "FAILED":

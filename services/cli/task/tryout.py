@@ -21,7 +21,7 @@ from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ConfigError
 from agent_r1.evaluation.transcript import BAD_STYLE, SAMPLED_STYLE, TOOL_STYLE, print_transcript
 from agent_r1.learner.groups import total_reward
-from agent_r1.learner.reporting.trajectory_log import readable
+from agent_r1.runs.record import readable
 from agent_r1.runtime.evaluation_client import ATTEMPT, EvalClient, EvalResult
 from agent_r1.runtime.exit_status import EXIT_FAILED
 from agent_r1.runtime.files.tasks import read_task_file

@@ -7,18 +7,21 @@ afterwards unless they fail, and multiplies what they took.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError
+from agent_r1.runs.store import stored_files
 from agent_r1.runtime.durations import format_duration
 from agent_r1.runtime.exit_status import EXIT_FAILED, EXIT_INTERRUPTED
 from agent_r1.runtime.files.disk_space import free_bytes, readable_size
 from agent_r1.runtime.files.own_folder import OwnFolder
-from agent_r1.runtime.files.run_folder import CHECKPOINTS_DIR, METRICS_FILE, TRAJECTORIES_DIR
+from agent_r1.runtime.files.run_folder import CHECKPOINTS_DIR, METRICS_FILE
 from agent_r1.runtime.files.state import split_lines
+from agent_r1.runtime.memory import GIB
 
 STEPS = 2
 UNHURRIED_S = 0.001
@@ -50,6 +53,8 @@ class Plan:
     samples_per_step: int
     checkpoints: int
     """Checkpoints kept at a time, the one that is written included."""
+    trajectories_bytes: float = math.inf
+    """Largest size of the stored trajectories."""
 
 
 def dry_run(config: Config) -> int:
@@ -104,6 +109,7 @@ def plan_of(config: Config) -> Plan:
         questions=_questions(config),
         samples_per_step=learner.groups_per_batch * learner.slots_per_group,
         checkpoints=learner.keep_last + learner.keep_best + 1,
+        trajectories_bytes=learner.trajectories_max_gib * GIB,
     )
 
 
@@ -124,7 +130,7 @@ def measure(folder: Path) -> Measured:
     if len(lines) < STEPS:
         raise ConfigError(f"the run ended after {len(lines)} of {STEPS} steps; see above")
     last = json.loads(lines[-1])
-    steps = list((folder / TRAJECTORIES_DIR).glob("step_*.jsonl"))
+    steps = [file.path for file in stored_files(folder) if file.step is not None]
     return Measured(
         step_s=max(last["time/step_s"], UNHURRIED_S),
         rollout_s=last["time/rollout_s"],
@@ -148,7 +154,7 @@ def hours(plan: Plan, measured: Measured) -> tuple[float, float]:
 def disk(plan: Plan, measured: Measured) -> int:
     """Return the largest size of the run folder, in bytes."""
     kept = plan.checkpoints * measured.checkpoint_bytes + measured.weights_bytes
-    return kept + plan.steps * measured.trajectory_bytes
+    return kept + int(min(plan.steps * measured.trajectory_bytes, plan.trajectories_bytes))
 
 
 def prediction(config: Config, plan: Plan, measured: Measured) -> Iterator[str]:

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from agent_r1.learner.groups import Group, process_reward, staleness, total_reward
+from agent_r1.learner.groups import Group, staleness, total_reward
+from agent_r1.runs.store import TOOL_FAILURES
 from agent_r1.runtime.evaluation_client import mean_by_name
 from agent_r1_proto.rewards import ScoredTrajectory
-
-TOOL_FAILURES = ("error", "malformed", "unknown_tool", "over_limit", "failed")
 
 
 def _spread(area: str, values: Sequence[float]) -> dict[str, float]:
@@ -32,7 +31,8 @@ def _reward_metrics(
     groups: Sequence[Group], trajectories: Sequence[ScoredTrajectory]
 ) -> dict[str, float]:
     values = _spread("reward", [total_reward(scored) for scored in trajectories])
-    values["reward/process_mean"] = float(np.mean([process_reward(s) for s in trajectories]))
+    process_rewards = [scored.trajectory.process_reward() for scored in trajectories]
+    values["reward/process_mean"] = float(np.mean(process_rewards))
     components = mean_by_name(s.reward.components for s in trajectories if s.reward is not None)
     values |= {f"reward/{name}": mean for name, mean in components.items()}
     asked = {

@@ -3,7 +3,7 @@
 `metrics.jsonl` (one line a step), `evaluations.jsonl` (one line an evaluation),
 `evaluation_after.jsonl` (one line a question), `failures.jsonl` (the first failure of each kind),
 `conditions.jsonl` (what hinders the run for a while),
-`tensorboard/`, `trajectories/step_000012.jsonl`, `summary.json`. The ledger and checkpoints live
+`tensorboard/`, `trajectories/step_000012.parquet`, `summary.json`. The ledger and checkpoints live
 beside them.
 """
 
@@ -14,6 +14,7 @@ import logging
 import math
 import shlex
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,12 @@ from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.checkpoints.ownership import FolderLock
 from agent_r1.learner.checkpoints.standing import state_problem, traces
 from agent_r1.learner.reporting.loggers import MetricLogger
+from agent_r1.runs.store import (
+    StoredTrajectory,
+    TrajectoryStore,
+    remove_evaluation,
+    remove_steps_after,
+)
 from agent_r1.runtime.files.conditions import (
     Condition,
     append_condition,
@@ -78,10 +85,21 @@ def _is_up_to(record: Mapping[str, Any], step: int) -> bool:
 
 
 class RunFolder:
-    """Writes the learner's files of one run; every write is complete when the call returns."""
+    """Writes the learner's files of one run; every write is complete when the call returns.
 
-    def __init__(self, path: Path) -> None:
+    But for trajectories: a thread writes those, one file at a time, so that no step waits for them.
+
+    Args:
+        path: of the run folder.
+        trajectories_max_gib: largest size of `trajectories/`.
+    """
+
+    def __init__(self, path: Path, trajectories_max_gib: float = math.inf) -> None:
         self.path = path
+        self._max_gib = trajectories_max_gib
+        self._trajectories: TrajectoryStore | None = None
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="trajectories")
+        self._written: Future[None] | None = None
         self._loggers: list[MetricLogger] | None = None
         self._lock = FolderLock(path)
         self._require_owner: Callable[[], None] = _anybody
@@ -146,9 +164,7 @@ class RunFolder:
                 path = self.path / name
                 if path.exists():
                     write_atomically(path, "".join(_lines_up_to(path, step)))
-            for path in (self.path / TRAJECTORIES_DIR).glob("step_*.jsonl"):
-                if int(path.stem.removeprefix("step_")) > step:
-                    path.unlink()
+            remove_steps_after(self.path, step)
             self._loggers = open_loggers()
 
     def write_config(self, resolved: Mapping[str, Any]) -> None:
@@ -183,15 +199,44 @@ class RunFolder:
     def remove_last_evaluation(self) -> None:
         """Remove what only the evaluation of the last weights writes."""
         self._require_owner()
-        for path in (ANSWERS_FILE, f"{TRAJECTORIES_DIR}/eval_after.jsonl"):
-            (self.path / path).unlink(missing_ok=True)
+        self.finish_trajectories()
+        (self.path / ANSWERS_FILE).unlink(missing_ok=True)
+        remove_evaluation(self.path, "after")
 
-    def write_trajectories(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
-        """Write readable trajectories to `trajectories/{name}.jsonl`; nothing for no records."""
+    def write_trajectories(self, name: str, trajectories: Iterable[StoredTrajectory]) -> None:
+        """Begin to write `trajectories/{name}.parquet`, once the file before is written.
+
+        Args:
+            name: `step_000012`, or `eval_` and the name of an evaluation.
+            trajectories: asked for in the thread that writes them; no file for none.
+
+        Raises:
+            DiskFullError: there was no room for the file before.
+        """
         self._require_owner()
-        text = "".join(_line(record) for record in records)
-        if text:
-            write_atomically(self.path / TRAJECTORIES_DIR / f"{name}.jsonl", text)
+        self.finish_trajectories()
+        self._written = self._writer.submit(self._write_trajectories, name, trajectories)
+
+    def _write_trajectories(self, name: str, trajectories: Iterable[StoredTrajectory]) -> None:
+        self._require_owner()
+        if self._trajectories is None:
+            self._trajectories = TrajectoryStore(self.path, self._max_gib)
+        self._trajectories.write(name, trajectories)
+
+    def finish_trajectories(self) -> None:
+        """Wait until all trajectories are written.
+
+        Raises:
+            DiskFullError: there is no room for them; said once.
+        """
+        written, self._written = self._written, None
+        if written is not None:
+            written.result()
+
+    @property
+    def removed_steps(self) -> int:
+        """Steps whose trajectories were removed since this start, for want of room."""
+        return 0 if self._trajectories is None else self._trajectories.removed_steps
 
     def write_failure(self, step: int, failure: Failure) -> None:
         """Append the first failure of a kind to `failures.jsonl`, with the log to look into."""
@@ -226,6 +271,7 @@ class RunFolder:
         """Close the loggers and give the lock back."""
         loggers, self._loggers = self._loggers or [], None
         try:
+            self._writer.shutdown()
             for metric_logger in loggers:
                 metric_logger.close()
         finally:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from agent_r1.learner.collector import RolloutCollector
+from agent_r1.learner.engine.interface import TrainSample
 from agent_r1.learner.groups import Group, staleness
 from agent_r1.learner.reporting.metrics import batch_metrics, reward_delay_s
 from agent_r1.learner.reporting.summary import RunSummary
-from agent_r1.learner.reporting.trajectory_log import step_lines
 from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.stop_rules import FailureMonitor
 from agent_r1.learner.weights.delivery import PushReport
+from agent_r1.runs.record import readable
+from agent_r1.runs.store import StoredTrajectory, Tokens
 from agent_r1.runtime.durations import format_duration
+from agent_r1_proto.rewards import ScoredTrajectory
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +32,8 @@ class StepReport:
 
     step: int
     groups: Sequence[Group]
+    samples: Sequence[TrainSample]
+    """What the engine was given of each surviving trajectory, by group and sample."""
     advantages: Sequence[float]
     """Mean advantage of each surviving trajectory, by group and sample."""
     newest_version: int
@@ -66,6 +72,32 @@ class StepReport:
             "learn_s": self.learn_s,
             "push_s": self.push.total_s if self.push else 0.0,
         }
+
+
+def stored_step(
+    report: StepReport, failures: Sequence[ScoredTrajectory], limit: int | None
+) -> Iterator[StoredTrajectory]:
+    """Render the first trained trajectories (whole groups first), and the first failed ones.
+
+    Args:
+        report: of the step.
+        failures: results since the last step that could not be trained on.
+        limit: most of each of the two kinds; None: all.
+    """
+    survivors = [scored for group in report.groups for scored in group.survivors]
+    trained = zip(survivors, report.samples, report.advantages, strict=True)
+    for scored, sample, advantage in islice(trained, limit):
+        trajectory, age = scored.trajectory, staleness(scored.trajectory, report.newest_version)
+        record = readable(
+            scored, step=report.step, advantage=advantage, trained=True, staleness=age
+        )
+        tokens = Tokens.of(
+            trajectory, learner_logprobs=sample.old_logprobs, advantages=sample.advantages
+        )
+        yield StoredTrajectory(record, tokens)
+    for scored in islice(failures, limit):
+        record = readable(scored, step=report.step, advantage=None, trained=False)
+        yield StoredTrajectory(record, Tokens.of(scored.trajectory))
 
 
 def _engine_metrics(metrics: dict[str, float]) -> dict[str, float]:
@@ -125,14 +157,10 @@ class StepReporter:
         self.written_at = time.time()
         self._summary.add_times(report.times())
         self._spec.folder.write_metrics(report.step, values)
-        lines = step_lines(
-            [scored for group in report.groups for scored in group.survivors],
-            report.advantages,
-            self._collector.take_failures(),
-            step=report.step,
-            limit=self._spec.learner.trajectories_per_step,
+        self._spec.folder.write_trajectories(
+            f"step_{report.step:06d}",
+            stored_step(report, self._collector.take_failures(), self._spec.learner.stored_limit),
         )
-        self._spec.folder.write_trajectories(f"step_{report.step:06d}", lines)
         self._progress_line(report.step, values)
 
     def _values(self, report: StepReport) -> dict[str, float]:
@@ -155,6 +183,8 @@ class StepReporter:
         values |= {f"results/{name}": float(counts[name]) for name in COUNTED}
         values["group/dropped"] = float(counts["dropped_groups"])
         values["filter/equal_groups"] = float(counts["equal_groups"])
+        if removed := self._spec.folder.removed_steps:
+            values["trajectories/removed_steps"] = float(removed)
         values |= self._new_failures()
         return values | report.evaluation
 

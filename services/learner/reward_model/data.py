@@ -1,6 +1,6 @@
 """Stored trajectories as a reward model learns them: a dialogue so far, and the verdict on it.
 
-`trajectories/*.jsonl` of runs (reporting/trajectory_log.py), or answers whose turns were continued
+stored trajectories of runs (runs/store.py), or answers whose turns were continued
 (evaluation/answer_file.py) --> train_and_test --JudgedEpisode--> training_data --TrainSample-->
 sft/supervised.py
 """
@@ -23,10 +23,11 @@ from pydantic_core import from_json
 
 from agent_r1.learner.config import TrainRewardConfig
 from agent_r1.learner.engine.interface import PolicyEngine, TrainSample
-from agent_r1.learner.reporting.trajectory_log import main_turns
 from agent_r1.learner.reward_model.ranking import Candidate, weighed
 from agent_r1.learner.sft.data import SftData, read_lines, weighted_sample
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
+from agent_r1.runs.record import main_turns
+from agent_r1.runs.store import StoredFile, stored_files
 from agent_r1.runtime.files.run_folder import TRAJECTORIES_DIR
 from agent_r1.text.reading import TurnReader
 from agent_r1.text.verdicts import BAD, GOOD, verdict_dialogue
@@ -179,11 +180,11 @@ def _files(paths: Iterable[Path], key: str) -> Iterator[Path]:
         if path.is_file():
             yield path
             continue
-        found = sorted((path / TRAJECTORIES_DIR).glob("step_*.jsonl"))
+        found = [file.path for file in stored_files(path) if file.step is not None]
         if not found:
             raise ValueError(
                 f"train_reward.{key} ({path}) is no file, and no run folder with "
-                f"{TRAJECTORIES_DIR}/step_*.jsonl; name a run whose learner.trajectories_per_step "
+                f"{TRAJECTORIES_DIR}/step_*; name a run whose learner.trajectories_per_step "
                 "is not 0"
             )
         yield from found
@@ -199,6 +200,9 @@ def _read(path: Path, label: str) -> list[JudgedEpisode]:
         episode = _episode(_Record.model_validate(values), label)
         return [] if episode is None else [episode]
 
+    if path.suffix == ".parquet":
+        records = map(_Record.model_validate, StoredFile(path, None, None).records())
+        return [found for one in records if (found := _episode(one, label)) is not None]
     remedy = f"the file must be one of a run's folder {TRAJECTORIES_DIR}"
     found = list(chain.from_iterable(read_lines(path, parse, remedy)))
     if not found and next(number) > 1:

@@ -13,7 +13,7 @@ from rich.console import Console
 from agent_r1.cli.main import main
 from agent_r1.config.run import load_config, write_config
 from agent_r1.evaluation.transcript import heading, outcome, print_transcript
-from agent_r1.learner.reporting.trajectory_log import readable
+from agent_r1.runs.record import readable
 from agent_r1.runtime.unicode import escaped_line
 from agent_r1.text.chat_format import ChatFormat
 from agent_r1_proto.parts import TextPart

@@ -9,12 +9,20 @@ import pytest
 
 from agent_r1.cli import main as cli
 from agent_r1.cli.results.rescore import request_of
-from agent_r1.learner.reporting.trajectory_log import readable
 from agent_r1.reward import scorer
+from agent_r1.runs.record import readable
+from agent_r1.runs.store import StoredTrajectory, TrajectoryStore, stored_files
 from agent_r1_proto.rewards import Reward
 from agent_r1_proto.tasks import Task
 from agent_r1_proto.trajectory import ToolCallRecord
-from tests.support.builders import SEPARATORS, rollout_task, scored, three_lineages, trajectory
+from tests.support.builders import (
+    SEPARATORS,
+    rollout_task,
+    scored,
+    stored,
+    three_lineages,
+    trajectory,
+)
 from tests.support.config_scene import write_scene
 
 TASK = Task(id="q", prompt="who?", payload={"answers": ["Ada"]})
@@ -27,16 +35,16 @@ BROKEN = "def broken(request):\n    raise KeyError('goal')\n"
 
 def write_run(folder: Path, rewards: dict[int, list[tuple[str, float]]]) -> Path:
     """A run folder with one step: answer and stored reward of each sample, by group."""
-    path = folder / "run" / "trajectories" / "step_000001.jsonl"
-    path.parent.mkdir(parents=True)
-    with path.open("w") as file:
-        for group, members in rewards.items():
-            for index, (answer, total) in enumerate(members):
-                rollout = rollout_task(group_id=group, sample_index=index, task=TASK)
-                reward = Reward(total=total, components={"exact_match": total})
-                record = scored(rollout, answer=answer, calls=[CALL]).replace(reward=reward)
-                line = readable(record, step=1, advantage=0.0, trained=True)
-                file.write(json.dumps(line) + "\n")
+    (folder / "run" / "trajectories").mkdir(parents=True)
+    samples = list[StoredTrajectory]()
+    for group, members in rewards.items():
+        for index, (answer, total) in enumerate(members):
+            rollout = rollout_task(group_id=group, sample_index=index, task=TASK)
+            reward = Reward(total=total, components={"exact_match": total})
+            samples.append(
+                stored(scored(rollout, answer=answer, calls=[CALL]).replace(reward=reward))
+            )
+    TrajectoryStore(folder / "run", 1.0).write("step_000001", samples)
     return folder / "run"
 
 
@@ -103,21 +111,21 @@ def test_components_of_your_own_are_tried_and_failures_counted(
 
 def test_a_stored_trajectory_is_what_the_reward_service_scored_but_for_its_tokens():
     record = trajectory(rollout_task(task=TASK), calls=[CALL])
-    stored = readable(
+    kept = readable(
         scored(rollout_task(task=TASK), calls=[CALL]), step=1, advantage=0, trained=True
     )
     asked = scorer.request_of(record, tokens=True)
     assert asked.token_ids
     without = scorer.request_of(record)
     assert without == asked.model_copy(update={"token_ids": []})
-    assert request_of(json.loads(json.dumps(stored))) == without
+    assert request_of(json.loads(json.dumps(kept))) == without
 
 
 def test_of_several_agents_only_what_the_main_one_wrote_is_scored_again():
     several = scored(**three_lineages())
-    stored = readable(several, step=1, advantage=0, trained=True)
-    assert request_of(json.loads(json.dumps(stored))) == scorer.request_of(several.trajectory)
-    older = {**stored, "turns": stored["turns"][:1]}  # from before there were several
+    kept = readable(several, step=1, advantage=0, trained=True)
+    assert request_of(json.loads(json.dumps(kept))) == scorer.request_of(several.trajectory)
+    older = {**kept, "turns": kept["turns"][:1]}  # from before there were several
     del older["lineages"], older["turns"][0]["lineage"]
     assert [turn.text for turn in request_of(older).turns] == ["ask"]
 
@@ -127,8 +135,11 @@ def test_a_text_may_hold_what_ends_a_line_elsewhere(
     tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str], separator: str
 ):
     run = write_run(tmp_path, {0: [(f"Ada{separator}B", 1.0)]})
-    file = run / "trajectories" / "step_000001.jsonl"
-    file.write_text(json.dumps(json.loads(file.read_text()), ensure_ascii=False) + "\n")
+    (file,) = stored_files(run)
+    (record,) = file.records()
+    file.path.unlink()
+    older = file.path.with_suffix(".jsonl")
+    older.write_text(json.dumps(record, ensure_ascii=False) + "\n", encoding="utf-8")
     assert cli.main(["rescore", str(run), "--config", str(config)]) == 0
     assert capsys.readouterr().out.startswith("1 trajectories of 1 steps")
 

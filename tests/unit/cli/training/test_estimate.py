@@ -441,6 +441,8 @@ def test_time_and_disk_are_those_of_the_steps():
     assert hours(PLAN, MEASURED) == (3000.0, 30.0)
     # 4 x 100 + 50 + 1000 x 7
     assert disk(PLAN, MEASURED) == 7450
+    # 4 x 100 + 50 + 5000
+    assert disk(replace(PLAN, trajectories_bytes=5000.0), MEASURED) == 5450
 
 
 def test_the_plan_is_the_whole_runs_and_the_dry_run_two_steps(config: Config, tmp_path: Path):

@@ -25,6 +25,7 @@ from agent_r1.learner.reporting.run_folder import RunFolder
 from agent_r1.runtime.files.run_folder import run_folder_problem
 from agent_r1.runtime.files.writing import DiskFullError
 from agent_r1_proto.failures import failure
+from tests.support.builders import stored
 from tests.support.learner_fakes import FakeEngine
 
 
@@ -264,7 +265,7 @@ def test_a_later_start_ends_the_writing_of_an_earlier_one(tmp_path: Path):
         lambda: folder.write_metrics(1, {"a": 1.0}),
         lambda: folder.write_evaluation(1, "before", {}),
         lambda: folder.write_answers([{}]),
-        lambda: folder.write_trajectories("step_000001", [{}]),
+        lambda: folder.write_trajectories("step_000001", [stored()]),
         lambda: folder.write_failure(1, failure("rollout", "boom")),
         lambda: folder.write_scalars(1, {"a": 1.0}),
         lambda: folder.write_summary({}),

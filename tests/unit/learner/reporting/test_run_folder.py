@@ -7,21 +7,19 @@ import math
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.reporting.loggers import open_loggers
 from agent_r1.learner.reporting.loggers.base import RunFacts
 from agent_r1.learner.reporting.run_folder import RunFolder
-from agent_r1.learner.reporting.trajectory_log import mask_spans, readable, step_lines
+from agent_r1.runs.store import StoredTrajectory, stored_files
 from agent_r1.runtime.files.writing import DiskFullError
-from agent_r1_proto.parts import ImagePart, StoredImage, TextPart
-from agent_r1_proto.trajectory import ToolCallRecord, Turn
-from tests.support.builders import SEPARATORS, scored
+from tests.support.builders import SEPARATORS, stored
 
 
 def opened(path: Path, step: int = 0, *, resume: bool = False) -> RunFolder:
@@ -79,7 +77,7 @@ def test_resume_forgets_what_came_after_the_checkpoint(tmp_path: Path):
     for step in (1, 2, 3):
         folder.write_metrics(step, {"reward/mean": float(step)})
         folder.write_evaluation(step, "during", {})
-        folder.write_trajectories(f"step_{step:06d}", [{"step": step}])
+        folder.write_trajectories(f"step_{step:06d}", [stored()])
     folder.close()
     with (path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "rew')  # cut off by a kill
@@ -89,7 +87,7 @@ def test_resume_forgets_what_came_after_the_checkpoint(tmp_path: Path):
     assert [line["reward/mean"] for line in lines(path / "metrics.jsonl")] == [1.0, 2.0, 30.0]
     assert [line["step"] for line in lines(path / "evaluations.jsonl")] == [1, 2]
     names = sorted(file.name for file in (path / "trajectories").iterdir())
-    assert names == ["step_000001.jsonl", "step_000002.jsonl"]
+    assert names == ["step_000001.parquet", "step_000002.parquet"]
     assert scalars(path)["reward/mean"] == [(1, 1.0), (2, 2.0), (3, 30.0)]
 
 
@@ -172,6 +170,41 @@ def test_a_disk_that_fills_up_under_the_events_is_said_at_once_and_gives_the_loc
         thread.join(timeout=10.0)  # what the writer's thread raised belongs to this test
 
 
+def test_a_disk_that_is_full_of_trajectories_is_said_before_the_next_ones_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = opened(tmp_path / "run")
+    with monkeypatch.context() as patched:
+
+        def full(*args: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        patched.setattr("agent_r1.runs.store.write_parquet", full)
+        folder.write_trajectories("step_000001", [stored()])
+        with pytest.raises(DiskFullError, match=r"the disk is full: step_000001\.parquet"):
+            folder.write_trajectories("step_000002", [stored()])
+    folder.write_trajectories("step_000002", [stored()])
+    folder.finish_trajectories()
+    folder.close()
+    assert [file.step for file in stored_files(tmp_path / "run")] == [2]
+
+
+def test_a_step_does_not_wait_for_its_trajectories_to_be_written(tmp_path: Path):
+    folder, asked, go_on = opened(tmp_path / "run"), threading.Event(), threading.Event()
+
+    def slow() -> Iterator[StoredTrajectory]:
+        asked.set()
+        assert go_on.wait(60)
+        yield stored()
+
+    folder.write_trajectories("step_000001", slow())
+    assert asked.wait(60)
+    assert stored_files(tmp_path / "run") == []
+    go_on.set()
+    folder.close()
+    assert [file.step for file in stored_files(tmp_path / "run")] == [1]
+
+
 def test_events_are_on_disk_when_the_call_returns(tmp_path: Path):
     folder = opened(tmp_path)
     folder.write_scalars(1, {"eval/two words/em": 0.5})
@@ -196,58 +229,3 @@ folder.close()
 assert "torch" in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-@pytest.mark.parametrize(
-    ("mask", "spans"),
-    [
-        ([], []),
-        ([0, 0], []),
-        ([1, 1], [[0, 2]]),
-        ([0, 1, 1, 0, 0, 1], [[1, 3], [5, 6]]),
-        ([1, 0, 1], [[0, 1], [2, 3]]),
-    ],
-)
-def test_mask_spans_are_half_open_ranges(mask: list[int], spans: list[list[int]]):
-    assert mask_spans(np.array(mask, dtype=bool)) == spans
-
-
-def test_a_readable_trajectory_keeps_sampled_text_and_tool_text_apart():
-    image = ImagePart(media_type="image/png", data_base64="")
-    call = ToolCallRecord(
-        end_token_index=4,
-        tool="search",
-        arguments={"query": "Ada"},
-        status="ok",
-        version="7",
-        parts=[TextPart(text="born 1815"), StoredImage.of(image)],
-        process_reward=0.25,
-    )
-    turn = Turn(
-        start=2,
-        end=5,
-        text="<think>I know.</think><answer>Ada</answer>",
-        finish_reason="stop",
-        calls=[call],
-        process_reward=0.5,
-        state_key="found",
-    )
-    record = readable(scored(turns=[turn]), step=3, advantage=-0.5, trained=True)
-    json.dumps(record, allow_nan=False)
-    shown = record["turns"][0]
-    assert shown["text"] == turn.text
-    assert (shown["process_reward"], shown["state_key"]) == (0.5, "found")
-    assert shown["calls"][0]["text"] == "born 1815\n[image/png e3b0c44298fc]"  # of no bytes
-    assert record["prompt"] == [{"role": "user", "content": "who?"}]
-    assert record["mask_spans"] == [[2, 5]]
-    assert record["version_spans"] == [[0, 2, 5]]
-    assert (record["process_reward"], record["advantage"], record["step"]) == (0.75, -0.5, 3)
-
-
-def test_failed_trajectories_are_stored_too():
-    trained = [scored(), scored(), scored()]
-    failed = [scored(status="FAILED", reason="tool_timeout: search")]
-    records = list(step_lines(trained, [0.1, 0.2, 0.3], failed, step=1, limit=2))
-    assert [record["trained"] for record in records] == [True, True, False]
-    assert records[2]["reason"] == "tool_timeout: search"
-    assert records[2]["reward"] is None

@@ -18,9 +18,10 @@ from agent_r1.learner.reward_model.data import (
     training_data,
 )
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
+from agent_r1.runs.store import TrajectoryStore
 from agent_r1.text.verdicts import GOOD, QUESTION, count_in_dialogue, verdict_dialogue
 from agent_r1_proto.tasks import ChatMessage
-from tests.support.builders import read_turn
+from tests.support.builders import read_turn, rollout_task, scored, stored
 
 BASE = Path(__file__).resolve().parents[4] / "examples" / "tiny_world" / "base"
 
@@ -72,6 +73,16 @@ def test_failed_trajectories_have_no_label_and_are_left_out(tmp_path: Path):
     assert [(episode.task_id, episode.label) for episode in episodes] == [("a", 1.0), ("b", 0.0)]
     turn = episodes[0].turns[0]
     assert (turn.text, [reply.content for reply in turn.shown()]) == (" Elmby", [" Dunby"])
+
+
+def test_a_run_folder_or_one_of_its_files_is_read(tmp_path: Path):
+    (tmp_path / "trajectories").mkdir()
+    samples = [stored(scored(rollout_task(group_id=g), total=g)) for g in (0, 1)]
+    samples.append(stored(scored(status="FAILED"), trained=False))
+    TrajectoryStore(tmp_path, 1.0).write("step_000001", samples)
+    for path in (tmp_path, tmp_path / "trajectories" / "step_000001.parquet"):
+        episodes = read_episodes([path], "trajectories", "em")
+        assert [(one.task_id, one.label) for one in episodes] == [("q0", 0.0), ("q1", 1.0)]
 
 
 def test_of_several_agents_only_what_the_main_one_wrote_is_learned(tmp_path: Path):

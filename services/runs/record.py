@@ -1,20 +1,18 @@
-"""Readable trajectories: step_report.py, evaluation.py --ScoredTrajectory--> a JSON object a line.
+"""Records: a trajectory as people read it. ScoredTrajectory --> a JSON object --> store.py, `show`.
 
-`agent-r1 show` reads these files. Sampled text and tool text stay apart: a turn's `text` is what
-the policy sampled, a call's `text` what the tool answered; `replies`, where it is not null, is what
-the model read of that.
+Sampled text and tool text stay apart: a turn's `text` is what the policy sampled, a call's `text`
+what the tool answered; `replies`, where it is not null, is what the model read of that.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from agent_r1.learner.groups import process_reward
 from agent_r1_proto.messages import Message
 from agent_r1_proto.parts import shown_text
 from agent_r1_proto.rewards import ScoreCall, ScoredTrajectory, ScoreTurn
@@ -66,7 +64,12 @@ def _of(message: type[Message], stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def readable(
-    scored: ScoredTrajectory, *, step: int, advantage: float | None, trained: bool
+    scored: ScoredTrajectory,
+    *,
+    step: int,
+    advantage: float | None,
+    trained: bool,
+    staleness: int | None = None,
 ) -> dict[str, Any]:
     """Render one trajectory for people.
 
@@ -75,6 +78,7 @@ def readable(
         step: learner step it belongs to.
         advantage: what it was trained with; None when it was not.
         trained: False for failed and evaluation trajectories.
+        staleness: age of what was trained, in learner steps.
     """
     trajectory, reward = scored.trajectory, scored.reward
     rollout = trajectory.rollout
@@ -98,8 +102,9 @@ def readable(
             for turn in trajectory.turns
         ],
         "reward": None if reward is None else reward.model_dump(mode="json"),
-        "process_reward": process_reward(scored),
+        "process_reward": trajectory.process_reward(),
         "advantage": advantage,
+        "staleness": staleness,
         "policy_versions": trajectory.policy_versions(),
         "version_spans": [
             [span.policy_version, span.start, span.end] for span in trajectory.version_spans
@@ -113,28 +118,6 @@ def readable(
         "temperature": trajectory.temperature,
         "seed": trajectory.seed,
         "server_id": trajectory.server_id,
+        "started_at": trajectory.started_at,
         "latency_ms": round(trajectory.latency_ms, 3),
     }
-
-
-def step_lines(
-    trajectories: Sequence[ScoredTrajectory],
-    advantages: Sequence[float],
-    failures: Sequence[ScoredTrajectory],
-    *,
-    step: int,
-    limit: int,
-) -> Iterator[dict[str, Any]]:
-    """Render the first `limit` trained trajectories (whole groups first) and `limit` failed ones.
-
-    Args:
-        trajectories: what was trained on, by group and sample.
-        advantages: one per trajectory.
-        failures: results since the last step that could not be trained on.
-        step: learner step.
-        limit: most lines of each of the two kinds.
-    """
-    for scored, advantage in list(zip(trajectories, advantages, strict=True))[:limit]:
-        yield readable(scored, step=step, advantage=advantage, trained=True)
-    for scored in list(failures)[:limit]:
-        yield readable(scored, step=step, advantage=None, trained=False)

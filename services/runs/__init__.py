@@ -1,0 +1,1 @@
+"""Run folders as people and tools read them: stored trajectories, their index, exports."""
