@@ -6,9 +6,12 @@ callers in.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+import math
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from hashlib import sha256
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request
@@ -28,7 +31,7 @@ from agent_r1.console.actions import (
     WEIGHT_PREFIX,
     Fields,
 )
-from agent_r1.console.door import LOGIN, Door
+from agent_r1.console.door import LOGIN, Door, local_path
 from agent_r1.console.pages import STATIC_DIR, name_of, page
 from agent_r1.console.runs import Run, Runs, UnknownRunError, configuration_differences
 from agent_r1.console.services_view import (
@@ -46,7 +49,7 @@ from agent_r1_proto.registry import ToolRegistry
 from agent_r1_proto.streams import Broker
 
 ROWS = 100
-"""Most rows of a table on a page."""
+"""Most rows of a table on a page; of the metrics of one step, three times as many."""
 MOST_RUNS = 20
 """Most runs that are compared, or on one chart."""
 MOST_METRICS = 12
@@ -58,10 +61,12 @@ FIRST_METRICS = ("reward/mean",)
 """Metrics on a page of curves that names none."""
 
 
-def create_app(runs: Runs, token: RunToken | None) -> FastAPI:
-    """Return the application over a folder of runs."""
+def create_app(
+    runs: Runs, token: RunToken | None, clock: Callable[[], float] = time.time
+) -> FastAPI:
+    """Return the application over a folder of runs; `clock` gives Unix time, in seconds."""
     app = FastAPI(title="Agent-R1", openapi_url=None)
-    app.add_middleware(Door, token=token)
+    app.add_middleware(Door, token=token, clock=clock)
     app.state.metrics = series.MetricsCache()
     app.mount("/static", StaticFiles(directory=STATIC_DIR))
     _add_errors(app)
@@ -78,7 +83,9 @@ def create_app(runs: Runs, token: RunToken | None) -> FastAPI:
     def login(request: Request, next: str = "/") -> Response:
         was_sent = request.method == "POST"  # the door lets in who sends the right one
         wanted = request.state.form.get("next", "/") if was_sent else next
-        return page(request, "login.html", 403 if was_sent else 200, next=wanted, wrong=was_sent)
+        return page(
+            request, "login.html", 403 if was_sent else 200, next=local_path(wanted), wrong=was_sent
+        )
 
     return app
 
@@ -169,12 +176,8 @@ def _evaluation_rows(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _step_metrics(run: series.RunMetrics, step: int | None) -> list[tuple[str, float]]:
     """Return the metrics of a step; none where it has not been, or is not asked for."""
     places = [] if step is None else [place for place, one in enumerate(run.steps) if one == step]
-    return [
-        (name, value)
-        for place in places
-        for name in run.names
-        if (value := run.column(name)[place]) == value
-    ]
+    values = [(name, run.column(name)[place]) for place in places for name in run.names]
+    return [(name, float(value)) for name, value in values if math.isfinite(value)][: 3 * ROWS]
 
 
 def _add_curves(app: FastAPI, runs: Runs) -> None:

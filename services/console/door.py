@@ -144,13 +144,18 @@ class Door:
 
     def _let_in(self, where: str) -> Response:
         until = str(int(self._clock()) + SESSION_S)
-        answer = RedirectResponse(where if _LOCAL.fullmatch(where) else "/", 303)
+        answer = RedirectResponse(local_path(where), 303)
         value = f"{until}.{self._sign(f'session {until}')}"
         answer.set_cookie(self._cookie, value, max_age=SESSION_S, httponly=True, samesite="strict")
         return answer
 
     def _sign(self, text: str) -> str:
         return hmac.new(self._key, text.encode(), "sha256").hexdigest()
+
+
+def local_path(where: str) -> str:
+    """Return a path of this service; the first page for anything else."""
+    return where if _LOCAL.fullmatch(where) else "/"
 
 
 async def _read_form(request: Request) -> str | None:

@@ -22,6 +22,7 @@ from agent_r1.launch.local_view import total_steps
 from agent_r1.runtime.evaluation_client import SetScores, mean_over_sets, means_over_sets
 from agent_r1.runtime.files.run_folder import CONFIG_FILE, EVALUATIONS_FILE, METRICS_FILE
 from agent_r1.runtime.files.state import last_object, read_object
+from agent_r1.runtime.unicode import repair_text
 
 KEPT_CONFIGS = 256
 NOT_SET = "not set"
@@ -105,7 +106,8 @@ class Runs:
             found = [path for path in self.root.iterdir() if (path / CONFIG_FILE).is_file()]
         except OSError:
             return []
-        return [path.name for path in sorted(found, key=_written_at, reverse=True)]
+        names = [path.name for path in sorted(found, key=_written_at, reverse=True)]
+        return [name for name in names if repair_text(name) == name]  # the others have no URL
 
     def folder(self, name: str) -> Path:
         """Return the folder of a run.

@@ -192,7 +192,7 @@ function pointAt(chart) {
 function openAt(chart) {
   const point = pointAt(chart);
   if (!point || chart.isZoomed) return;
-  const name = encodeURIComponent(decodeURIComponent(point.run.value.replace(/%(?![0-9A-F]{2})/g, "%25")));
+  const name = encodeURIComponent(decodeURIComponent(point.run.value));
   location.href = `/runs/${name}?step=${point.step}#step`;
 }
 

@@ -1,15 +1,10 @@
 // Keeps the parts of a page that are marked with data-live as the server shows them now.
 const EVERY_MS = 3000;
-let tag = null;
 
 async function refresh() {
   if (document.hidden) return;
-  const answer = await fetch(location.href, {
-    cache: "no-store",
-    headers: { accept: "text/html", ...(tag && { "if-none-match": tag }) },
-  });
+  const answer = await fetch(location.href, { cache: "no-store", headers: { accept: "text/html" } });
   if (!answer.ok || answer.redirected) return;
-  tag = answer.headers.get("etag");
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   for (const part of document.querySelectorAll("[data-live]")) {
     const now = page.querySelector(`[data-live="${part.dataset.live}"]`);
