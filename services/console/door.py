@@ -94,13 +94,13 @@ class Door:
                 return PlainTextResponse(problem, 403)
             if path == LOGIN:
                 return self._log_in(request)
-        if path == LOGIN or session is not None:
-            return None
         sent = request.query_params.get(TOKEN_FIELD)
         asked = request.scope["raw_path"].decode("latin-1")
         if sent is not None and self._is_token(sent) and request.method == "GET":
             rest = [one for one in request.query_params.multi_items() if one[0] != TOKEN_FIELD]
             return self._let_in(f"{asked}?{urlencode(rest)}" if rest else asked)
+        if path == LOGIN or session is not None:
+            return None
         if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
             query = "" if sent is not None else request.url.query
             wanted = f"{asked}?{query}" if query else asked

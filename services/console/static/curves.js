@@ -2,6 +2,7 @@
 const EVERY_MS = 2000;
 const HEIGHT = 260;
 const COLOURS = 8;
+const CLICK_PX = 4;
 const MARKS = { push: "--s7", restart: "--s4", evaluation: "--s2", failure: "--s6", hindrance: "--s3" };
 const form = document.querySelector("#choice");
 const state = document.querySelector("#state");
@@ -141,9 +142,12 @@ function makeChart(label) {
   const legend = document.createElement("table");
   legend.className = "legend";
   section.append(title, holder, said, legend);
-  const chart = { section, holder, said, legend, plot: null, shape: "", isZoomed: false, at: null };
+  const chart = { section, holder, said, legend, plot: null, shape: "", isZoomed: false, pressedAt: 0 };
   holder.addEventListener("keydown", (event) => onKey(chart, event));
-  holder.addEventListener("click", () => openAt(chart));
+  holder.addEventListener("mousedown", (event) => { chart.pressedAt = event.clientX; });
+  holder.addEventListener("click", (event) => {
+    if (Math.abs(event.clientX - chart.pressedAt) < CLICK_PX) openAt(chart); // else it was a drag
+  });
   return chart;
 }
 
@@ -191,7 +195,7 @@ function pointAt(chart) {
 
 function openAt(chart) {
   const point = pointAt(chart);
-  if (!point || chart.isZoomed) return;
+  if (!point) return;
   const name = encodeURIComponent(decodeURIComponent(point.run.value));
   location.href = `/runs/${name}?step=${point.step}#step`;
 }

@@ -113,14 +113,11 @@ async def test_the_runs_are_listed_with_status_score_rate_and_age(
 ):
     done = write_run(scene, root / "done")
     append_lines(done / "metrics.jsonl", [step_line(step) for step in (1, 2, 3)])
-    sets = {name: {"n": 2, "failed": 0, "reward": r} for name, r in (("a", 0.5), ("b", 1.0))}
-    for scores in sets.values():
-        scores |= {
-            "components": {"exact_match": scores["reward"]},
-            "calls": {},
-            "em": None,
-            "f1": None,
-        }
+    nothing = {"mean_calls": 0.0, "em": None, "f1": None}
+    sets = {
+        name: {"n": 2, "failed": 0, "reward": r, "components": {"exact_match": r}, **nothing}
+        for name, r in (("a", 0.5), ("b", 1.0))
+    }
     append_lines(done / "evaluations.jsonl", [{"step": 3, "name": "after", "sets": sets}])
     (done / "summary.json").write_text('{"status": "finished"}')
     write_run(scene, root / "new")

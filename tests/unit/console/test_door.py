@@ -73,6 +73,8 @@ async def test_a_token_in_the_address_leaves_it_at_once(browser: httpx.AsyncClie
     answer = await browser.get(f"/curves?x=time&token={TOKEN}&smooth=0.5")
     assert (answer.status_code, answer.headers["location"]) == (303, "/curves?x=time&smooth=0.5")
     assert (await browser.get("/")).status_code == 200
+    again = await browser.get(f"/?token={TOKEN}")
+    assert (again.status_code, again.headers["location"]) == (303, "/")
     browser.cookies.clear()
     wrong = await browser.get(f"/?token={'f' * 32}")
     assert (wrong.status_code, wrong.headers["location"]) == (303, "/login?next=%2F")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import time
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
