@@ -245,7 +245,7 @@ def _marks(
     run = metrics[key]
     return [
         {"run": key, "kind": mark.kind, "text": mark.text, "step": mark.step, "x": at}
-        for mark in series.read_marks(folders[key], run)
+        for mark in series.read_marks(folders[key], run, series.MOST_MARKS // len(metrics))
         if (at := _place(run, mark.step, x)) is not None
     ]
 

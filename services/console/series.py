@@ -39,11 +39,13 @@ MOST_POINTS_TOGETHER = 8000
 FEWEST_POINTS = 100
 MOST_NAMES = 2000
 """Most metrics of a run that are kept; a learner writes about a hundred."""
+BLOCK_LINES = 512
+"""Most lines that are added at once."""
 MOST_CELLS = 32 << 20
 """Most numbers that are kept in memory, eight bytes each; the run that was asked for least recently
 goes first."""
 MOST_MARKS = 200
-"""Most marks of a kind that a run has on a chart: the newest ones."""
+"""Most marks of a kind on a chart, divided among its runs: the newest ones of each."""
 Floats = npt.NDArray[np.float64]
 Axis = Literal["step", "tokens", "time"]
 SECONDS_AN_HOUR = 3600.0
@@ -54,36 +56,45 @@ class RunMetrics:
 
     def __init__(self, folder: Path) -> None:
         self._tail = Tail(folder / METRICS_FILE)
-        self._steps: list[float] = []
+        self._steps: array[float] = array("d")
         self._columns: dict[str, array[float]] = {}
 
     def update(self) -> None:
         """Read the lines that were added."""
+        block: list[dict[str, Any]] = []
         for record in self._tail.new():
-            step = record.get("step")
-            if isinstance(step, int):
-                self._add(step, record)
+            if not isinstance(record.get("step"), int):
+                continue
+            if block and (
+                len(block) == BLOCK_LINES
+                or record["step"] <= block[-1]["step"]
+                or record.keys() != block[0].keys()
+            ):
+                self._add(block)
+                block = []
+            block.append(record)
+        if block:
+            self._add(block)
 
-    def _add(self, step: int, record: dict[str, Any]) -> None:
-        kept = bisect_left(self._steps, step)
-        del self._steps[kept:]  # a learner that was resumed has gone back to its checkpoint
+    def _add(self, block: list[dict[str, Any]]) -> None:
+        """Add lines with the same names and ascending steps: all at once takes a tenth as long."""
+        kept = bisect_left(self._steps, block[0]["step"])
+        for column in (self._steps, *self._columns.values()):
+            del column[kept:]  # a learner that was resumed has gone back to its checkpoint
+        rows = [[_as_number(value) for value in record.values()] for record in block]
+        for name, values in zip(block[0], np.array(rows).T, strict=True):
+            column = self._column(repair_text(name), kept, has_values=not np.isnan(values).all())
+            if column is not None and len(column) == kept:  # two names may be repaired to one
+                column.frombytes(values.tobytes())
+        self._steps.extend(record["step"] for record in block)
         for column in self._columns.values():
-            del column[kept:]
-        self._steps.append(step)
-        for name, value in record.items():
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                column = self._column(repair_text(name), kept)
-                if column is not None:
-                    column.append(value)
-        for column in self._columns.values():
-            if len(column) == kept:
-                column.append(math.nan)
+            column.extend([math.nan] * (len(self._steps) - len(column)))
 
-    def _column(self, name: str, rows: int) -> array[float] | None:
+    def _column(self, name: str, rows: int, *, has_values: bool) -> array[float] | None:
         column = self._columns.get(name)
-        if column is None and len(self._columns) < MOST_NAMES:
+        if column is None and has_values and len(self._columns) < MOST_NAMES:
             column = self._columns[name] = array("d", [math.nan]) * rows
-        return None if column is None or len(column) > rows else column
+        return column
 
     @property
     def names(self) -> list[str]:
@@ -113,6 +124,12 @@ class RunMetrics:
         if kind == "time":
             return np.cumsum(seconds) / SECONDS_AN_HOUR
         return np.cumsum(np.nan_to_num(self.column("throughput/tokens_per_s")) * seconds)
+
+
+def _as_number(value: object) -> float:
+    """Return a value of a line; NaN for one that is no number."""
+    kind = type(value)
+    return value if kind is float or kind is int else math.nan  # pyright: ignore[reportReturnType]
 
 
 class MetricsCache:
@@ -154,7 +171,7 @@ def smooth(values_N: Floats, weight: float) -> Floats:
     """
     mean, scale = 0.0, 1.0
     smoothed = np.empty_like(values_N)
-    for place, value in enumerate(values_N):
+    for place, value in enumerate(values_N.tolist()):
         mean = weight * mean + (1 - weight) * value
         scale *= weight
         smoothed[place] = mean / (1 - scale)
@@ -185,15 +202,16 @@ def thin(values_N: Floats, most: int) -> npt.NDArray[np.intp]:
 def read_series(
     run: RunMetrics, metric: str, axis: Axis, weight: float, most: int
 ) -> dict[str, list[float]]:
-    """Return the curve of a metric as JSON values: x, y, step, and `smooth` where it is asked."""
+    """Return the curve of a metric as JSON values; `x` only on other axes than that of steps."""
     known = np.isfinite(run.column(metric))
     values = run.column(metric)[known]
     places = thin(values, most)
     found = {
-        "x": _short(run.axis(axis)[known][places]),
-        "y": _short(values[places]),
         "step": run.steps[known][places].astype(int).tolist(),
+        "y": _short(values[places]),
     }
+    if axis != "step":
+        found["x"] = _short(run.axis(axis)[known][places])
     return found | ({"smooth": _short(smooth(values, weight)[places])} if weight else {})
 
 
@@ -215,8 +233,8 @@ class Mark:
     text: str
 
 
-def read_marks(folder: Path, run: RunMetrics) -> list[Mark]:
-    """Return what happened to a run, by step; of each kind the newest."""
+def read_marks(folder: Path, run: RunMetrics, most: int = MOST_MARKS) -> list[Mark]:
+    """Return what happened to a run, by step; of each kind the newest, up to `most`."""
     pushed = run.steps[np.isfinite(run.column("push/servers"))]
     kinds: list[list[Mark]] = [
         [Mark("push", int(step), "weights pushed") for step in pushed],
@@ -231,7 +249,7 @@ def read_marks(folder: Path, run: RunMetrics) -> list[Mark]:
         ],
         list(_hindrances(folder, run)),
     ]
-    marks = [mark for kind in kinds for mark in kind[-MOST_MARKS:]]
+    marks = [mark for kind in kinds for mark in kind[-most:]]
     return sorted(marks, key=lambda mark: mark.step)
 
 

@@ -184,7 +184,7 @@ def test_curves_follow_the_file_and_lead_to_a_step_by_key_and_by_click(
     sent = page.evaluate(
         "fetch('/api/series?run=long&metric=reward/mean').then((answer) => answer.json())"
     )
-    assert 1000 < len(sent["metrics"]["reward/mean"]["long"]["x"]) <= 2000
+    assert 1000 < len(sent["metrics"]["reward/mean"]["long"]["step"]) <= 2000
     plot = page.locator(".plot")
     plot.focus()
     page.keyboard.press("End")

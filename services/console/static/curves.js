@@ -88,7 +88,7 @@ function drawChart(box) {
   const tables = [];
   const lines = [];
   runs.forEach((run, place) => {
-    const { x, y, smooth } = series[run.value];
+    const { step, x = step, y, smooth } = series[run.value];
     const stroke = colour(`--s${place % COLOURS}`);
     const dash = place < COLOURS ? [] : [6, 3];
     tables.push([x, y]);
@@ -187,7 +187,7 @@ function pointAt(chart) {
   const metric = [...charts].find(([, one]) => one === chart)[0];
   for (const run of chosen("run")) {
     const series = latest.metrics[metric][run.value];
-    const found = series ? series.x.indexOf(x) : -1;
+    const found = series ? (series.x ?? series.step).indexOf(x) : -1;
     if (found >= 0) return { run, step: series.step[found], y: series.y[found], place };
   }
   return null;

@@ -39,9 +39,8 @@ def test_a_metric_that_a_step_lacks_is_a_gap_in_its_column_alone(run: RunMetrics
     assert np.isnan(run.column("nobody/has_it")).all()
     assert "step" not in run.names
     assert read_series(run, "reward/mean", "step", 0.0, 100) == {
-        "x": [1.0, 3.0],
-        "y": [0.01, 0.03],
         "step": [1, 3],
+        "y": [0.01, 0.03],
     }
 
 
