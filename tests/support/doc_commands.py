@@ -32,6 +32,7 @@ RUN = [
 ]
 """Blocks that `make test-docs` runs, with a small run of tiny_world, in this order."""
 ELSEWHERE = {
+    ("docs/console.md", "agent-r1 ui"): "tests/integration/test_console.py",
     ("docs/any-agent.md", "agent-r1 agents attach"): "tests/integration/test_attached_agents.py",
     ("examples/harness/README.md", "agent-r1 train"): "tests/integration/test_attached_agents.py",
     ("docs/add-a-reward.md", "vllm serve reward_model"): "tests/integration/test_reward_model.py",
