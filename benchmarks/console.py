@@ -19,7 +19,8 @@ from typing import Any
 
 import httpx
 
-from agent_r1.console.app import MOST_RUNS, create_app
+from agent_r1.console.app import create_app
+from agent_r1.console.pages import MOST_RUNS
 from agent_r1.console.runs import Runs
 from benchmarks.harness import Row, read_options, write_report
 from tests.support.config_scene import write_scene

@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote, unquote
 
+from fastapi import Query
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 from starlette.requests import Request
@@ -22,6 +23,12 @@ from agent_r1.runtime.unicode import escaped_line, repair_text
 
 HERE = Path(__file__).parent
 STATIC_DIR = HERE / "static"
+ROWS = 100
+"""Most rows of a table on a page; of the metrics of one step, three times as many."""
+MOST_RUNS = 20
+"""Most runs that are compared, or on one chart."""
+Keys = Annotated[list[str], Query(max_length=MOST_RUNS)]
+"""Runs in the query of a page, as `key_of` names them."""
 LONGEST_TEXT = 300
 """Most characters of a text that stand in a cell."""
 _UNSAFE_IN_FORMS = re.compile(r"[%\x00-\x1f\x7f]")

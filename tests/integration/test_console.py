@@ -34,6 +34,8 @@ from tests.support.forked import AGENT_R1, Forked
 pytestmark = pytest.mark.redis
 
 START_TIMEOUT_S = 60.0
+SHOWN_TIMEOUT_MS = 30_000
+"""Longest that a test waits until a page shows something, on a busy machine."""
 TOKEN = "0123456789abcdef0123456789abcdef"
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
 ECHO = """
@@ -78,6 +80,8 @@ def browser() -> Iterator[Browser]:
 def page(browser: Browser) -> Iterator[Page]:
     """A page that has logged no message, and raised no error, when the test ends."""
     context = browser.new_context(viewport={"width": 1200, "height": 900})
+    context.set_default_timeout(SHOWN_TIMEOUT_MS)
+    expect.set_options(timeout=SHOWN_TIMEOUT_MS)
     found: list[str] = []
     opened = context.new_page()
 
@@ -153,13 +157,13 @@ def test_every_page_is_whole_on_a_desk_and_on_a_phone(console: Console, page: Pa
         "/evaluations?a=one/evaluation_after.jsonl&b=two/evaluation_after.jsonl": "Evaluations",
     }
     for path, title in pages.items():
-        for width in (1200, 360):
+        page.goto(url + path)
+        expect(page.get_by_role("heading", level=1)).to_have_text(title)
+        assert unlabelled(page) == []
+        for width in (360, 1200):
             page.set_viewport_size({"width": width, "height": 800})
-            page.goto(url + path)
-            expect(page.get_by_role("heading", level=1)).to_have_text(title)
             root = "document.documentElement"
-            assert page.evaluate(f"{root}.scrollWidth <= {root}.clientWidth"), (path, width)
-            assert unlabelled(page) == []
+            page.wait_for_function(f"{root}.scrollWidth <= {root}.clientWidth")
     page.goto(f"{url}/curves?run=one&run=two&metric=reward/mean&metric=time/step_s")
     expect(page.locator(".plot canvas")).to_have_count(2)
     light = page.evaluate("getComputedStyle(document.body).backgroundColor")

@@ -15,8 +15,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from agent_r1.console.app import MOST_RUNS, create_app
-from agent_r1.console.pages import STATIC_DIR, key_of, name_of
+from agent_r1.console.app import create_app
+from agent_r1.console.pages import MOST_RUNS, STATIC_DIR, key_of, name_of
 from agent_r1.console.runs import Runs, UnknownRunError
 from tests.support.config_scene import write_scene
 from tests.support.console_scene import (
@@ -139,7 +139,7 @@ async def test_the_runs_are_listed_with_status_score_rate_and_age(
 async def test_a_page_has_so_many_runs_and_leads_to_the_others(
     browser: httpx.AsyncClient, root: Path, scene: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("agent_r1.console.app.ROWS", 3)
+    monkeypatch.setattr("agent_r1.console.run_pages.ROWS", 3)
     for number in range(7):
         write_run(scene, root / f"run{number}")
     first, second, third = [await page(browser, f"/?start={start}") for start in (0, 3, 6)]
