@@ -1,4 +1,4 @@
-"""A run as other commands reach it: the configuration in its folder, and its Redis."""
+"""A run as the arguments of a command name it: by its folder, or by its Redis and id."""
 
 from __future__ import annotations
 
@@ -9,19 +9,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from agent_r1.config.host_settings import given_redis
-from agent_r1.config.run import Config, load_config
+from agent_r1.config.live_run import check_redis, redis_of, run_config
 from agent_r1.config.sources import ConfigError
-from agent_r1.runtime.config import RunConfig, hide_password
-from agent_r1.runtime.files.run_folder import CONFIG_FILE, live_redis_url
-from agent_r1_proto.connection import Keys
-from agent_r1_proto.redis_trouble import find_trouble
+from agent_r1.runtime.config import RunConfig
 from agent_r1_proto.streams import Broker
 
 T = TypeVar("T")
-
-ANSWER_TIMEOUT_S = 10.0
-"""Longest wait for Redis or a service to answer: over a link that loses packets, each lost one
-costs seconds."""
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -34,24 +27,6 @@ def add_redis(parser: argparse.ArgumentParser) -> None:
     """Let a command take the Redis and the id of a run whose folder is elsewhere."""
     parser.add_argument("--redis", metavar="URL", help="Redis of the run (default: of RUN)")
     parser.add_argument("--id", metavar="RUN_ID", help="run.id (default: of RUN)")
-
-
-def run_config(folder: Path) -> Config:
-    """Load the configuration of a run folder.
-
-    Raises:
-        ConfigError: it is not one.
-    """
-    file = folder / CONFIG_FILE
-    if not file.is_file():
-        raise ConfigError(f"{folder} has no {CONFIG_FILE}; name a run folder, such as runs/demo")
-    return load_config(file).config
-
-
-def redis_of(folder: Path, config: Config) -> str | None:
-    """Return the URL of the run's Redis; None when it ended with the run."""
-    live = live_redis_url(folder)
-    return live or (None if config.redis.url is None else config.redis.connection_url())
 
 
 def redis_and_name(
@@ -78,23 +53,6 @@ def redis_and_name(
     if url is None:
         raise ConfigError(f"the run in {folder} is not running, and its Redis has stopped with it")
     return url, name or name_in(config.run)
-
-
-async def check_redis(url: str, name: str, setting: str) -> None:
-    """Check that a Redis can be used.
-
-    Args:
-        url: its URL.
-        name: of the run whose keys are used.
-        setting: where the URL comes from.
-
-    Raises:
-        ConfigError: it cannot; the text says why, and names the setting.
-    """
-    trouble = await find_trouble(url, Keys(name).probe, ANSWER_TIMEOUT_S)
-    if trouble is not None:
-        text = trouble.of(f"Redis ({hide_password(url)})")
-        raise ConfigError(text.replace("redis.url", setting))
 
 
 def ask(

@@ -94,6 +94,7 @@ EVALUATION: Table = {
 }
 RESULTS: Table = {
     "status": ("show what a run and its services are doing", "results.status:status"),
+    "ui": ("show runs, curves, services and evaluations in a browser", "results.ui:ui"),
     "show": ("read stored trajectories and dead letters of a run", "results.show:show"),
     "export": (
         "write a trained policy as a model directory, or trajectories",

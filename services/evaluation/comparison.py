@@ -125,8 +125,19 @@ def compare_files(a: Path, b: Path) -> Comparison:
         ValueError: a file is unreadable or a line malformed (file and line are named), the files
             have no scored question in common, or one question has two texts.
     """
-    first = {answer.key: answer for answer in read_answers(a)}
-    second = {answer.key: answer for answer in read_answers(b)}
+    return compare_answers(a, b, read_answers(a), read_answers(b))
+
+
+def compare_answers(
+    a: Path, b: Path, answers_a: Sequence[Answer], answers_b: Sequence[Answer]
+) -> Comparison:
+    """Compare the answers of two files, as `compare_files`.
+
+    Raises:
+        ValueError: as `compare_files`, for files that have been read.
+    """
+    first = {answer.key: answer for answer in answers_a}
+    second = {answer.key: answer for answer in answers_b}
     common = sorted(first.keys() & second.keys())
     if not common:
         raise ValueError(

@@ -168,6 +168,7 @@ def _print_next(console: Console, folder: Path) -> None:
     console.print(f"  {agent_r1} chat {run}            ask the agent yourself", soft_wrap=True)
     console.print(f"  {tensorboard} --logdir {logs}", soft_wrap=True)
     console.print(f"  {at_hand(folder)}/summary.json, {at_hand(folder)}/logs/", soft_wrap=True)
+    console.print(f"  {agent_r1} ui {run}              see the run in a browser", soft_wrap=True)
 
 
 def print_nothing_to_do(folder: Path, status: str, output: TextIO | None = None) -> None:

@@ -92,7 +92,7 @@ def test_each_trouble_is_told_from_the_others_and_status_names_it(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr("agent_r1.cli.live_run.ANSWER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("agent_r1.config.live_run.ANSWER_TIMEOUT_S", 1.0)
     probe = Keys("r").probe
     with fault(kind, redis_server):
         trouble = asyncio.run(find_trouble(redis_server.url, probe, 1.0))

@@ -35,6 +35,7 @@ ELSEWHERE = {
     ("docs/run-folder.md", "agent-r1 export runs/demo out --trajectories"): (
         "tests/unit/runs/test_atif.py"
     ),
+    ("docs/console.md", "agent-r1 ui"): "tests/integration/test_console.py",
     ("docs/any-agent.md", "agent-r1 agents attach"): "tests/integration/test_attached_agents.py",
     ("examples/harness/README.md", "agent-r1 train"): "tests/integration/test_attached_agents.py",
     ("docs/add-a-reward.md", "vllm serve reward_model"): "tests/integration/test_reward_model.py",

@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from agent_r1.cli.declare import add_run_folder
-from agent_r1.cli.live_run import ask, redis_of, run_config
+from agent_r1.cli.live_run import ask
+from agent_r1.config.live_run import redis_of, run_config
 from agent_r1.config.sources import ENV_PREFIX, ConfigError
 from agent_r1.runtime.files.dead_letters import load_letters
 from agent_r1_proto.dead_letters import DeadLetter

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.cli.declare import add_run_folder, refuse_beside
-from agent_r1.cli.live_run import run_config
 from agent_r1.cli.results.export_trajectories import FORMATS, export_trajectories
 from agent_r1.cli.results.model_card import model_card
 from agent_r1.config import checks as config_checks
+from agent_r1.config.live_run import run_config
 from agent_r1.config.machine import remote_spec
 from agent_r1.config.packages import installed_version
 from agent_r1.config.run import Config

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.text import Text
 
 from agent_r1.cli.declare import add_run_folder, integer, refuse_beside
-from agent_r1.cli.live_run import run_config
 from agent_r1.cli.results.dead_letters import counted, letter_lines, read_letters
+from agent_r1.config.live_run import run_config
 from agent_r1.config.sources import ConfigError
 from agent_r1.evaluation.transcript import (
     SAMPLED_STYLE,

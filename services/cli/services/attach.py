@@ -25,8 +25,9 @@ import httpx
 from pydantic import ValidationError
 
 from agent_r1.cli.declare import integer
-from agent_r1.cli.live_run import ask, run_config
+from agent_r1.cli.live_run import ask
 from agent_r1.cli.services.serve import beside_its_run, configure_logging
+from agent_r1.config.live_run import run_config
 from agent_r1.config.sources import ConfigError
 from agent_r1.runtime.config import RunConfig
 from agent_r1.runtime.http.serving import stop_signals

@@ -19,7 +19,6 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from agent_r1.cli.live_run import check_redis
 from agent_r1.cli.services.pull_bundle import BundlePart, BundlePuller, read_bundle
 from agent_r1.config.host_settings import (
     own_address,
@@ -27,6 +26,7 @@ from agent_r1.config.host_settings import (
     redis_of_this_host,
     redis_option,
 )
+from agent_r1.config.live_run import check_redis
 from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ENV_PREFIX, ConfigError
 from agent_r1.runtime.config import ListenConfig, RedisConfig, RunConfig

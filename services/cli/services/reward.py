@@ -11,7 +11,8 @@ import os
 
 import httpx
 
-from agent_r1.cli.live_run import ANSWER_TIMEOUT_S, add_run, ask_run
+from agent_r1.cli.live_run import add_run, ask_run
+from agent_r1.config.live_run import ANSWER_TIMEOUT_S
 from agent_r1.config.sources import ConfigError, variable_of
 from agent_r1.reward.components import ASKING
 from agent_r1_proto.scoring_models import ScoringModel, ScoringModels

@@ -13,9 +13,8 @@ import time
 from agent_r1.cli.declare import number
 from agent_r1.cli.live_run import add_run, ask_run
 from agent_r1.config.sources import ConfigError
+from agent_r1.console.operations import LOOK_S, drain_server
 from agent_r1_proto.registry import DRAIN_EXPIRY_S, Registry, RolloutServer
-
-LOOK_S = 0.2
 
 
 def drain_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,12 +39,9 @@ def drain(arguments: argparse.Namespace) -> int:
     name, timeout_s = arguments.server, arguments.timeout_s
 
     async def leave(registry: Registry) -> list[RolloutServer]:
-        servers = await registry.rollout_servers()
-        if name not in {one.server_id for one in servers}:
-            there = ", ".join(one.server_id for one in servers) or "none"
-            raise ConfigError(f"no rollout server {name!r} is announced; there are {there}")
-        await registry.drain_rollout_server(name, timeout_s)
+        await drain_server(registry, name, timeout_s)
         deadline = time.monotonic() + DRAIN_EXPIRY_S
+        servers = await registry.rollout_servers()
         while name in {one.server_id for one in servers}:
             if time.monotonic() > deadline:
                 raise ConfigError(

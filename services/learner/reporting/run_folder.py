@@ -13,6 +13,7 @@ import json
 import logging
 import math
 import shlex
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -175,7 +176,7 @@ class RunFolder:
 
     def write_metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Append one step to `metrics.jsonl`, and give it to the loggers."""
-        self._append(METRICS_FILE, [{"step": step, **values}])
+        self._append(METRICS_FILE, [{"step": step, "time/at": round(time.time(), 3), **values}])
         self.write_scalars(step, values)
 
     def write_evaluation(self, step: int, name: str, record: Mapping[str, Any]) -> None:

@@ -6,12 +6,16 @@ Those who read such files at a start ask here: checkpoints, ledger, summary, lau
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
 Model = TypeVar("Model", bound=BaseModel)
+
+LAST_LINE_BYTES = 16 << 10
+"""Bytes that are read first in search of the last line."""
 
 
 def split_lines(text: str) -> list[str]:
@@ -62,6 +66,23 @@ def check_object(model: type[Model], values: dict[str, Any]) -> Model:
         first = exc.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "it"
         raise ValueError(f"{where} ({first['input']!r:.40}): {first['msg']}") from exc
+
+
+def last_object(file: Path) -> dict[str, Any]:
+    """Return the last whole line of a growing JSON-lines file; {} without one."""
+    try:
+        with file.open("rb") as lines:
+            end = lines.seek(0, os.SEEK_END)
+            size = LAST_LINE_BYTES
+            while True:
+                start = lines.seek(max(0, end - size))
+                whole = lines.read(end - start).rpartition(b"\n")[0]
+                line = whole.rpartition(b"\n")[2]
+                if start == 0 or b"\n" in whole:
+                    return parse_object(line)
+                size *= 2  # the line is longer than that
+    except (OSError, ValueError):
+        return {}
 
 
 def parse_objects(text: str) -> list[dict[str, Any]]:

@@ -76,11 +76,13 @@ async def serve_app(
     before_stop: Callable[[], Awaitable[None]],
     until: asyncio.Future[None] | None = None,
     on_up: Callable[[str], None] | None = None,
+    asks_for_token: bool = False,
 ) -> None:
     """Serve until SIGTERM or SIGINT; then run `before_stop`, close connections and return.
 
     A second signal skips `before_stop`. The end of `until` stops the service like a signal.
-    `on_up` gets the base URL once the service answers.
+    `on_up` gets the base URL once the service answers. With `asks_for_token`, the application
+    itself asks for the token: a browser sends it once, and then a cookie.
 
     Raises:
         ValueError: the address cannot be bound, is open to other machines without a token, or must
@@ -90,7 +92,8 @@ async def serve_app(
     listener = bind(name, listen, token)
     with contextlib.closing(listener), stop_signals() as (stop, hurry):
         url = advertised_url(name, listen, listener.getsockname()[1])
-        async with _lifespan(app, name), serving(app, listener, listen, token) as server:
+        guarded_by = None if asks_for_token else token
+        async with _lifespan(app, name), serving(app, listener, listen, guarded_by) as server:
             if announce_dir is not None:
                 write_announcement(announce_dir, name, url)
             if on_up is not None:

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,13 +46,16 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     }
 
 
-def test_a_step_is_one_line_and_one_event(tmp_path: Path):
+def test_a_step_is_one_line_with_its_time_and_one_event(tmp_path: Path):
+    before = time.time() - 0.001  # the file has milliseconds
     folder = opened(tmp_path / "run")
     folder.write_metrics(1, {"reward/mean": 0.5, "loss/kl": math.nan})
     folder.write_metrics(2, {"reward/mean": 0.75})
     folder.write_scalars(1, {"eval/s/em": 0.25})
     folder.close()
-    assert lines(tmp_path / "run" / "metrics.jsonl") == [
+    steps = lines(tmp_path / "run" / "metrics.jsonl")
+    assert before <= steps[0].pop("time/at") <= steps[1].pop("time/at") <= time.time() + 0.001
+    assert steps == [
         {"step": 1, "reward/mean": 0.5, "loss/kl": None},
         {"step": 2, "reward/mean": 0.75},
     ]

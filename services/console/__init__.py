@@ -1,0 +1,1 @@
+"""The console: runs, curves, services and evaluations in a browser."""

@@ -1,0 +1,80 @@
+"""The application of the console over a folder of runs.
+
+Reads the folders of the runs and the Redis of a running one; actions.py changes it. door.py lets
+callers in; the files `*_pages.py` have the pages.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.staticfiles import StaticFiles
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from agent_r1.console.curve_pages import add_curves
+from agent_r1.console.door import LOGIN, Door, local_path
+from agent_r1.console.evaluation_pages import add_evaluations
+from agent_r1.console.pages import STATIC_DIR, page
+from agent_r1.console.run_pages import add_runs
+from agent_r1.console.runs import Runs, UnknownRunError
+from agent_r1.console.series import MetricsCache
+from agent_r1.console.service_pages import add_services
+from agent_r1.runtime.http.token import RunToken
+
+
+def create_app(
+    runs: Runs, token: RunToken | None, clock: Callable[[], float] = time.time
+) -> FastAPI:
+    """Return the application over a folder of runs; `clock` gives Unix time, in seconds."""
+    app = FastAPI(title="Agent-R1", openapi_url=None)
+    app.add_middleware(Door, token=token, clock=clock)
+    app.mount("/static", StaticFiles(directory=STATIC_DIR))
+    _add_errors(app)
+    cache = MetricsCache()
+    add_runs(app, runs, cache)
+    add_curves(app, runs, cache)
+    add_services(app, runs)
+    add_evaluations(app, runs)
+
+    @app.get("/healthz")
+    def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.api_route(LOGIN, methods=["GET", "POST"])
+    def login(request: Request, next: str = "/") -> Response:
+        was_sent = request.method == "POST"  # the door lets in who sends the right one
+        wanted = request.state.form.get("next", "/") if was_sent else next
+        return page(
+            request, "login.html", 403 if was_sent else 200, next=local_path(wanted), wrong=was_sent
+        )
+
+    return app
+
+
+def _add_errors(app: FastAPI) -> None:
+    def answer(request: Request, status: int, text: str) -> Response:
+        if "text/html" in request.headers.get("accept", ""):
+            return page(request, "error.html", status, text=text)
+        return JSONResponse({"detail": text}, status)
+
+    @app.exception_handler(UnknownRunError)
+    async def unknown(request: Request, exc: UnknownRunError) -> Response:
+        return answer(request, 404, str(exc))
+
+    @app.exception_handler(ValueError)
+    async def refused(request: Request, exc: ValueError) -> Response:
+        return answer(request, 409, str(exc))
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed(request: Request, exc: RequestValidationError) -> Response:
+        first = exc.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        return answer(request, 422, f"{where} ({first['input']!r:.100}): {first['msg']}")
+
+    @app.exception_handler(HTTPException)
+    async def failed(request: Request, exc: HTTPException) -> Response:
+        return answer(request, exc.status_code, str(exc.detail))

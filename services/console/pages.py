@@ -1,0 +1,92 @@
+"""Templates of the pages, and how texts from outside stand in them.
+
+Names of runs, metrics and tools come from files that anybody may have written: they are escaped,
+control characters are shown as Python writes them, and a text that runs from right to left does not
+turn what stands beside it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote, unquote
+
+from fastapi import Query
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+
+from agent_r1.runtime.unicode import escaped_line, repair_text
+
+HERE = Path(__file__).parent
+STATIC_DIR = HERE / "static"
+ROWS = 100
+"""Most rows of a table on a page; of the metrics of one step, three times as many."""
+MOST_RUNS = 20
+"""Most runs that are compared, or on one chart."""
+Keys = Annotated[list[str], Query(max_length=MOST_RUNS)]
+"""Runs in the query of a page, as `key_of` names them."""
+LONGEST_TEXT = 300
+"""Most characters of a text that stand in a cell."""
+_UNSAFE_IN_FORMS = re.compile(r"[%\x00-\x1f\x7f]")
+
+
+def key_of(name: str) -> str:
+    """Return a name as forms carry it: browsers change control characters in their fields."""
+    return _UNSAFE_IN_FORMS.sub(lambda found: quote(found[0]), name)
+
+
+def name_of(key: str) -> str:
+    """Return the name that a form carries."""
+    return unquote(key)
+
+
+def shown(text: object) -> Markup:
+    """Render a text from outside."""
+    line = escaped_line(repair_text(str(text)))
+    line = line if len(line) <= LONGEST_TEXT else f"{line[:LONGEST_TEXT]}…"
+    return Markup("<bdi>{}</bdi>").format(line)
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Render a number; what is not known is a dash."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _moment(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def _repaired(value: object) -> object:
+    """Make what a template prints sendable: half of a surrogate pair has no UTF-8."""
+    return repair_text(value) if type(value) is str else value
+
+
+_TEMPLATES = Environment(
+    loader=FileSystemLoader(HERE / "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    finalize=_repaired,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_TEMPLATES.filters |= {
+    "shown": shown,
+    "key": key_of,
+    "path": lambda name: quote(name, safe=""),
+    "number": number,
+    "moment": _moment,
+    "signed": lambda value: f"{value:+.3f}",
+    "interval": lambda one: escape(f"{one.mean:.3f} [{one.low:.3f}, {one.high:.3f}]"),
+}
+
+
+def page(request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:
+    """Return a page."""
+    html = _TEMPLATES.get_template(template).render(
+        csrf=request.state.csrf, here=request.url.path, **values
+    )
+    return HTMLResponse(html, status)

@@ -1,0 +1,84 @@
+"""Pages of runs: all of them, one, several side by side.
+
+Read from the run folders; app.py adds them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Request
+from starlette.responses import Response
+
+from agent_r1.console.pages import MOST_RUNS, ROWS, Keys, name_of, page
+from agent_r1.console.runs import Runs, configuration_differences
+from agent_r1.console.series import MetricsCache, RunMetrics
+from agent_r1.launch.local_view import read_json_lines
+from agent_r1.runtime.files.dead_letters import load_letters
+from agent_r1.runtime.files.run_folder import EVALUATIONS_FILE, FAILURES_FILE
+
+
+def add_runs(app: FastAPI, runs: Runs, cache: MetricsCache) -> None:
+    """Add the pages of all runs, of one, and of several side by side."""
+
+    @app.get("/")
+    def all_runs(request: Request, start: Annotated[int, Query(ge=0)] = 0) -> Response:
+        names = runs.names()
+        some = runs.some(names[start : start + ROWS])
+        later = start + ROWS if start + ROWS < len(names) else None
+        return page(
+            request,
+            "runs.html",
+            root=runs.root,
+            runs=some,
+            start=start,
+            later=later,
+            count=len(names),
+            most=MOST_RUNS,
+        )
+
+    @app.get("/runs/{name}")
+    def one_run(request: Request, name: str, step: int | None = None) -> Response:
+        run = runs.run(name)
+        failures = read_json_lines(run.folder / FAILURES_FILE)
+        found = read_json_lines(run.folder / EVALUATIONS_FILE)
+        with cache.reading([run.folder]) as (metrics,):
+            at_step = _step_metrics(metrics, step)
+        return page(
+            request,
+            "run.html",
+            run=run,
+            failures=failures[-ROWS:],
+            evaluations=_evaluation_rows(found)[-ROWS:],
+            letters=load_letters(run.folder)[-ROWS:],
+            step=step,
+            step_metrics=at_step,
+        )
+
+    @app.get("/compare")
+    def compared(request: Request, run: Keys = []) -> Response:  # noqa: B006 - FastAPI copies it
+        some = runs.some(map(name_of, run))
+        rows = configuration_differences(some)
+        left_out = max(0, len(rows) - ROWS)
+        return page(request, "compare.html", runs=some, rows=rows[:ROWS], left_out=left_out)
+
+
+def _evaluation_rows(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for each set of each evaluation."""
+    rows: list[dict[str, Any]] = []
+    for record in records:
+        sets = record.get("sets")
+        for name, scores in (sets if isinstance(sets, dict) else {}).items():
+            known = {key: scores.get(key) for key in ("n", "failed", "reward")}
+            components = scores.get("components") or {}
+            label = {"name": record.get("name"), "step": record.get("step"), "set": name}
+            rows.append(label | known | {"components": components})
+    return rows
+
+
+def _step_metrics(run: RunMetrics, step: int | None) -> list[tuple[str, float]]:
+    """Return the metrics of a step; none where it has not been, or is not asked for."""
+    places = [] if step is None else [place for place, one in enumerate(run.steps) if one == step]
+    values = [(name, run.column(name)[place]) for place in places for name in run.names]
+    return [(name, float(value)) for name, value in values if math.isfinite(value)][: 3 * ROWS]

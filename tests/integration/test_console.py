@@ -1,0 +1,348 @@
+"""The console in a real browser: every page, live curves, hostile names, a drain by button."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+
+from agent_r1.runtime.files.run_folder import LAUNCHER_FILE
+from agent_r1_proto.connection import RedisConnection
+from agent_r1_proto.registry import Registry, RolloutServer, ToolRegistry
+from agent_r1_proto.streams import Broker
+from agent_r1_proto.tool_pool import ToolState
+from tests.support.config_scene import write_scene
+from tests.support.console_scene import (
+    HOSTILE,
+    answer_line,
+    append_lines,
+    step_line,
+    write_run,
+)
+from tests.support.forked import AGENT_R1, Forked
+
+pytestmark = pytest.mark.redis
+
+START_TIMEOUT_S = 60.0
+SHOWN_TIMEOUT_MS = 30_000
+"""Longest that a test waits until a page shows something, on a busy machine."""
+TOKEN = "0123456789abcdef0123456789abcdef"
+CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
+ECHO = """
+from agent_r1 import Tool
+
+
+class Echo(Tool):
+    name = "echo"
+    description = "Answers."
+    parameters = {"type": "object", "properties": {}}
+    version = "1.0"
+
+    async def call(self, arguments, context):
+        return "echo"
+"""
+T = TypeVar("T")
+
+
+def wait_for(look: Callable[[], T | None], what: str) -> T:
+    """Return what a look finds, once it finds something."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while (found := look()) is None:
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+    return found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Debian's Chromium."""
+    program = next(filter(None, map(shutil.which, CHROMIUMS)), None)
+    if program is None:
+        pytest.skip("no Chromium on PATH: install one, on Debian `apt-get install chromium`")
+    with sync_playwright() as playwright:
+        # No sandbox of its own: containers forbid it, and only pages of this test are opened.
+        started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A page that has logged no message, and raised no error, when the test ends."""
+    context = browser.new_context(viewport={"width": 1200, "height": 900})
+    context.set_default_timeout(SHOWN_TIMEOUT_MS)
+    expect.set_options(timeout=SHOWN_TIMEOUT_MS)
+    found: list[str] = []
+    opened = context.new_page()
+
+    def note(message: ConsoleMessage) -> None:
+        if "status of 409" not in message.text:  # the answer to a form that is refused
+            found.append(f"{message.type}: {message.text}")
+
+    opened.on("console", note)
+    opened.on("pageerror", lambda error: found.append(str(error)))
+    yield opened
+    context.close()
+    assert found == []
+
+
+class Console:
+    """Starts `agent-r1 ui` over a folder of runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.runs = folder / "runs"
+        self.runs.mkdir()
+        self.scene = write_scene(folder / "scene")
+        self._folder = folder
+        self.processes: list[Forked] = []
+
+    def spawn(self, *command: str, **variables: str) -> Path:
+        """Start a command in the folder, and return its log."""
+        log = self._folder / f"log{len(self.processes)}"
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("AGENT_R1_")}
+        env: Mapping[str, str] = {**clean, **variables}
+        log.touch()  # the process opens it a moment later
+        self.processes.append(Forked(AGENT_R1, *command, env=env, log=log, cwd=self._folder))
+        return log
+
+    def start(self, **variables: str) -> str:
+        """Start the console, and return its URL."""
+        log = self.spawn("ui", str(self.runs), "--port", "0", **variables)
+        found = wait_for(lambda: re.search(r"is at (http://\S+);", log.read_text()), "no console")
+        return found[1]
+
+
+@pytest.fixture
+def console(tmp_path: Path) -> Iterator[Console]:
+    made = Console(tmp_path)
+    yield made
+    for process in made.processes:
+        process.kill()
+        process.wait()
+
+
+def unlabelled(page: Page) -> list[str]:
+    """Return the controls of a page that a screen reader has no name for."""
+    return page.evaluate(
+        """() => [...document.querySelectorAll("a, button, input:not([type=hidden]), select")]
+          .filter((one) => !(one.textContent.trim() || one.ariaLabel || one.labels?.length))
+          .map((one) => one.outerHTML)"""
+    )
+
+
+def test_every_page_is_whole_on_a_desk_and_on_a_phone(console: Console, page: Page):
+    for name in ("one", "two"):
+        folder = write_run(console.scene, console.runs / name)
+        append_lines(folder / "metrics.jsonl", [step_line(step) for step in range(1, 9)])
+        answers = [answer_line(number, float(number > 2)) for number in range(6)]
+        append_lines(folder / "evaluation_after.jsonl", answers)
+    url = console.start()
+    pages = {
+        "/": "Runs",
+        "/runs/one?step=3": "one",
+        "/curves?run=one&run=two&metric=reward/mean&metric=time/step_s&smooth=0.5&x=time": "Curves",
+        "/compare?run=one&run=two": "Runs side by side",
+        "/runs/one/services": "Services of one",
+        "/runs/one/services/stop": "Stop: one",
+        "/evaluations?a=one/evaluation_after.jsonl&b=two/evaluation_after.jsonl": "Evaluations",
+    }
+    for path, title in pages.items():
+        page.goto(url + path)
+        expect(page.get_by_role("heading", level=1)).to_have_text(title)
+        assert unlabelled(page) == []
+        for width in (360, 1200):
+            page.set_viewport_size({"width": width, "height": 800})
+            root = "document.documentElement"
+            page.wait_for_function(f"{root}.scrollWidth <= {root}.clientWidth")
+    page.goto(f"{url}/curves?run=one&run=two&metric=reward/mean&metric=time/step_s")
+    expect(page.locator(".plot canvas")).to_have_count(2)
+    light = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.emulate_media(color_scheme="dark")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != light
+    page.goto(url)
+    page.keyboard.press("Tab")
+    expect(page.get_by_text("Skip to the content")).to_be_focused()
+
+
+def test_curves_follow_the_file_and_lead_to_a_step_by_key_and_by_click(
+    console: Console, page: Page
+):
+    folder = write_run(console.scene, console.runs / "long")
+    append_lines(folder / "metrics.jsonl", [step_line(step) for step in range(1, 5001)])
+    url = console.start()
+    page.goto(f"{url}/curves?run=long&metric=reward/mean")
+    last = page.locator(".legend td").first
+    expect(last).to_have_text("50")  # step 5000: 5000 / 100
+    append_lines(folder / "metrics.jsonl", [step_line(5001)])
+    expect(last).to_have_text("50.01")
+    sent = page.evaluate(
+        "fetch('/api/series?run=long&metric=reward/mean').then((answer) => answer.json())"
+    )
+    assert 1000 < len(sent["metrics"]["reward/mean"]["long"]["step"]) <= 2000
+    plot = page.locator(".plot")
+    plot.focus()
+    page.keyboard.press("End")
+    expect(page.get_by_text("long, step 5001: 50.01")).to_be_visible()
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/runs/long?step=5001#step")
+    expect(page.get_by_role("heading", name="Step 5001")).to_be_visible()
+    page.go_back()
+    page.locator(".plot .u-over").click(position={"x": 300, "y": 100})
+    page.wait_for_url("**/runs/long?step=*")
+    assert 1 < int(page.url.partition("step=")[2].partition("#")[0]) < 5001
+
+
+def test_a_metric_is_found_chosen_and_smoothed_without_a_reload(console: Console, page: Page):
+    folder = write_run(console.scene, console.runs / "run")
+    append_lines(folder / "metrics.jsonl", [step_line(step) for step in range(1, 9)])
+    page.goto(f"{console.start()}/curves")
+    expect(page.locator(".chart")).to_have_count(1)
+    page.get_by_label("Find").fill("TOKENS_per")
+    expect(page.get_by_label("time/step_s")).to_be_hidden()
+    page.get_by_label("throughput/tokens_per_s").check()
+    expect(page.locator(".chart")).to_have_count(2)
+    page.get_by_label("Find").fill("reward/m")
+    page.get_by_role("checkbox", name="reward/mean").uncheck()
+    expect(page.locator(".chart")).to_have_count(1)
+    expect(page.locator(".chart h2")).to_have_text("throughput/tokens_per_s")
+    page.get_by_label("Smoothing").fill("0.9")
+    page.get_by_label("By").select_option("tokens")
+    expect(page).to_have_url(re.compile(r"metric=throughput%2Ftokens_per_s&x=tokens&smooth=0\.9$"))
+    page.reload()
+    expect(page.locator(".chart h2")).to_have_text("throughput/tokens_per_s")
+
+
+def test_hostile_names_are_text_on_every_page_and_can_be_chosen(console: Console, page: Page):
+    page.on("dialog", lambda dialog: pytest.fail(f"a name opened a dialog: {dialog.message}"))
+    for name in HOSTILE:
+        folder = write_run(console.scene, console.runs / name.replace("/", "\u2215"))
+        append_lines(folder / "metrics.jsonl", [step_line(1, **{name: 0.5}), step_line(2)])
+    url = console.start()
+    page.goto(url)
+    boxes = page.get_by_role("checkbox")
+    expect(boxes).to_have_count(len(HOSTILE))
+    links = page.locator("tbody a")
+    for place in range(len(HOSTILE)):
+        page.goto(url)
+        links.nth(place).click()
+        expect(page.get_by_text("step", exact=True)).to_be_visible()
+        page.get_by_role("link", name="Curves").last.click()
+        expect(page.locator(".plot canvas")).to_have_count(1)
+        page.locator(".plot").focus()
+        page.keyboard.press("Home")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", name="Step 1")).to_be_visible()
+    page.goto(url)
+    for box in boxes.all():
+        box.check()
+    page.get_by_role("button", name="Curves").click()
+    expect(page.locator(".legend tr")).to_have_count(len(HOSTILE) + 1)
+    for box in page.locator("#metrics input").all()[: len(HOSTILE)]:
+        box.check()
+    chosen = page.locator("#metrics input:checked").count()
+    expect(page.locator(".chart")).to_have_count(chosen)
+    assert page.evaluate("document.body.innerText.match(/[\\u202a-\\u202e\\x1b]/)") is None
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run asynchronous work in a thread: Playwright's own event loop has this one."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
+async def state_of(redis_url: str, pool: str) -> ToolState | None:
+    async with await RedisConnection.connect(redis_url, "tools") as connection:
+        return (await ToolRegistry(connection, pool).read()).get("echo")
+
+
+async def announce_server(redis_url: str, run_id: str) -> None:
+    async with await Broker.connect(redis_url, run_id) as broker:
+        server = RolloutServer(
+            server_id="one", url="http://h:1", policy_version=2, pid=1, host="h", started_at=0.0
+        )
+        await Registry(broker).announce_rollout_server(server, 60.0)
+
+
+def test_an_instance_is_drained_put_back_and_weighed_by_button(
+    console: Console, page: Page, tmp_path: Path, redis_url: str, run_id: str
+):
+    (tmp_path / "my_tool.py").write_text(ECHO)
+    options = ("--set", f"run.tool_pool={run_id}", "--set", "tools.echo.announce_expiry_s=1")
+    console.spawn("serve", "tool", "my_tool:Echo", *options, AGENT_R1__REDIS__URL=redis_url)
+    write_run(console.scene, console.runs / "live", f"run.id={run_id}", f'redis.url="{redis_url}"')
+    run(announce_server(redis_url, run_id))
+    url = console.start()
+
+    def state() -> ToolState | None:
+        return run(state_of(redis_url, run_id))
+
+    wait_for(state, "the tool is not announced")
+    page.goto(f"{url}/runs/live/services")
+    expect(page.get_by_role("cell", name="takes calls")).to_be_visible()
+    expect(page.get_by_role("row", name="one v2 h http://h:1")).to_be_visible()
+    tools = page.get_by_role("row", name="echo")
+    tools.get_by_role("link", name="Drain").click()
+    expect(page.get_by_text("Drain this instance?")).to_be_visible()
+    found = state()
+    assert found is not None
+    assert not found.instances[0].draining  # the question alone changes nothing
+    page.get_by_role("button", name="Drain").click()
+    expect(page.get_by_text("The instance drains.")).to_be_visible()
+    expect(page.get_by_role("cell", name="draining")).to_be_visible()
+    found = state()
+    assert found is not None
+    assert found.instances[0].draining
+    tools.get_by_role("link", name="Undrain").click()
+    page.get_by_role("button", name="Undrain").click()
+    expect(page.get_by_role("cell", name="takes calls")).to_be_visible()
+    page.get_by_role("link", name="Weights").click()
+    page.get_by_label("Version 1.0").fill("0")
+    page.get_by_role("button", name="Set weights").click()
+    expect(page.get_by_role("alert")).to_contain_text("give no version any traffic")
+    page.get_by_label("Version 1.0").fill("0.5")
+    page.get_by_role("button", name="Set weights").click()
+    expect(page.get_by_text("The weights are set.")).to_be_visible()
+    found = state()
+    assert found is not None
+    assert found.weights == {"1.0": 0.5}
+    page.get_by_role("link", name="Roll back").click()
+    page.get_by_role("button", name="Roll back").click()
+    expect(page.get_by_role("alert")).to_contain_text("no instance of a version before 1.0")
+
+
+def test_a_run_is_stopped_after_a_question(console: Console, page: Page):
+    folder = write_run(console.scene, console.runs / "run")
+    console.start()
+    launcher = console.processes[-1]
+    command = Path(f"/proc/{launcher.pid}/cmdline").read_bytes().decode()
+    values = {"pid": launcher.pid, "command": command, "state_dir": str(folder / "live")}
+    (folder / LAUNCHER_FILE).write_text(json.dumps(values))
+    page.goto(f"{console.start()}/runs/run/services")
+    page.get_by_role("link", name="Stop the run").click()
+    assert launcher.poll() is None
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_text("The launcher has been asked to stop the run.")).to_be_visible()
+    assert launcher.wait(START_TIMEOUT_S) == 0
+
+
+def test_a_browser_sends_the_token_once(console: Console, page: Page):
+    write_run(console.scene, console.runs / "run")
+    url = console.start(AGENT_R1_TOKEN=TOKEN)
+    page.goto(f"{url}/runs/run")
+    page.get_by_label("Token").fill(TOKEN)
+    page.get_by_role("button", name="Go on").click()
+    expect(page).to_have_url(f"{url}/runs/run")
+    page.goto(f"{url}/curves?token={TOKEN}&run=run")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Curves")
+    assert TOKEN not in page.url
+    assert page.evaluate("document.cookie") == ""

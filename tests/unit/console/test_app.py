@@ -1,0 +1,292 @@
+"""Pages of the console: what they say of runs, of hostile names, and of what is missing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import AsyncIterator
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from agent_r1.console.app import create_app
+from agent_r1.console.pages import MOST_RUNS, STATIC_DIR, key_of, name_of
+from agent_r1.console.runs import Runs, UnknownRunError
+from tests.support.config_scene import write_scene
+from tests.support.console_scene import (
+    HOSTILE,
+    answer_line,
+    append_lines,
+    step_line,
+    write_run,
+)
+
+UPLOT = {
+    "uplot.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
+    "uplot.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
+}
+"""SHA-256 of the files of uPlot 1.6.32 as npm has them: dist/uPlot.iife.min.js, uPlot.min.css."""
+
+
+class Strict(HTMLParser):
+    """Collects what a page has of elements, and what it would run or load."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.html = html
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    @property
+    def rows(self) -> list[str]:
+        """Texts of the rows of its tables."""
+        rows = re.findall(r"<tr>(.*?)</tr>", self.html, re.S)
+        return [" ".join(unescape(re.sub(r"<[^>]+>", " ", row)).split()) for row in rows]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def values(self, tag: str, name: str) -> list[str | None]:
+        return [
+            attributes[name]
+            for found, attributes in self.tags
+            if found == tag and name in attributes
+        ]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Path:
+    return write_scene(tmp_path / "scene")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+async def browser(root: Path) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app=create_app(Runs(root), None))
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://console.test", headers={"accept": "text/html"}
+    ) as client:
+        yield client
+
+
+async def page(browser: httpx.AsyncClient, path: str, status: int = 200) -> Strict:
+    answer = await browser.get(path)
+    assert answer.status_code == status, answer.text
+    found = Strict(answer.text)
+    assert len(answer.content) < 200_000
+    scripts = [attributes for tag, attributes in found.tags if tag == "script"]
+    assert all((one["src"] or "").startswith("/static/") for one in scripts)
+    assert not [tag for tag, _ in found.tags if tag in ("img", "style", "iframe")]
+    assert not [
+        name
+        for _, attributes in found.tags
+        for name in attributes
+        if name == "style" or name.startswith("on")
+    ]
+    return found
+
+
+def test_the_vendored_charts_are_those_of_the_release():
+    found = {name: hashlib.sha256((STATIC_DIR / name).read_bytes()).hexdigest() for name in UPLOT}
+    assert found == UPLOT
+    assert "MIT License" in (STATIC_DIR / "uplot.LICENSE").read_text()
+
+
+async def test_the_runs_are_listed_with_status_score_rate_and_age(
+    browser: httpx.AsyncClient, root: Path, scene: Path
+):
+    done = write_run(scene, root / "done")
+    append_lines(done / "metrics.jsonl", [step_line(step) for step in (1, 2, 3)])
+    nothing = {"mean_calls": 0.0, "em": None, "f1": None}
+    sets = {
+        name: {"n": 2, "failed": 0, "reward": r, "components": {"exact_match": r}, **nothing}
+        for name, r in (("a", 0.5), ("b", 1.0))
+    }
+    append_lines(done / "evaluations.jsonl", [{"step": 3, "name": "after", "sets": sets}])
+    (done / "summary.json").write_text('{"status": "finished"}')
+    write_run(scene, root / "new")
+    (root / "broken").mkdir()
+    (root / "broken" / "config.json").write_text('{"learner": {"stepps": 3}}')
+    (root / "no run").mkdir()
+    found = await page(browser, "/")
+    by_name = {found_row.split()[0]: found_row for found_row in found.rows[1:]}
+    assert set(by_name) == {"done", "new", "broken"}
+    # the mean of 0.5 and 1.0 over two sets
+    assert re.search(
+        r"finished 3 of 3 0\.030 0\.750 100 tokens/s, 2\.0 s a step \d+s ago", by_name["done"]
+    )
+    assert "no launcher on this machine - - - - -" in by_name["new"]
+    assert "stepps" in by_name["broken"]
+    assert "3 in" in found.text
+
+
+async def test_a_page_has_so_many_runs_and_leads_to_the_others(
+    browser: httpx.AsyncClient, root: Path, scene: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("agent_r1.console.run_pages.ROWS", 3)
+    for number in range(7):
+        write_run(scene, root / f"run{number}")
+    first, second, third = [await page(browser, f"/?start={start}") for start in (0, 3, 6)]
+    names = [found.values("input", "value") for found in (first, second, third)]
+    assert [len(one) for one in names] == [3, 3, 1]
+    assert len({name for one in names for name in one}) == 7
+    assert "/?start=3" in first.values("a", "href")
+    assert not [href for href in third.values("a", "href") if href and "start=" in href]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_hostile_names_are_shown_linked_and_chosen_as_they_are(
+    browser: httpx.AsyncClient, root: Path, scene: Path, name: str
+):
+    folder = root / name.replace("/", "\u2215")
+    name = folder.name
+    write_run(scene, folder)
+    append_lines(folder / "metrics.jsonl", [step_line(1, **{name: 0.5})])
+    listed = await page(browser, "/")
+    (href,) = [one for one in listed.values("a", "href") if one and one.startswith("/runs/")]
+    assert (await page(browser, href)).tags
+    (value,) = listed.values("input", "value")
+    assert value is not None
+    assert name_of(value) == name
+    assert not re.search(r"[\x00-\x1f]", value)
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\u202a-\u202e]", listed.text)
+    curves = await page(browser, f"/curves?run={quote(value)}&metric={quote(key_of(name))}")
+    assert value in curves.values("input", "value")
+    asked = {"run": value, "metric": key_of(name)}
+    answer = (await browser.get("/api/series", params=asked)).json()
+    assert answer["metrics"][key_of(name)][value]["y"] == [0.5]
+    await page(browser, f"/compare?run={quote(value)}")
+    await page(browser, f"{href}?step=1")
+    shown = await page(browser, f"{href}/services")
+    assert "has stopped with it" in shown.text
+
+
+@pytest.mark.parametrize("name", ["..", ".", "%2e%2e", "a%2fb", "..%2f..%2fetc", "nobody", "%00"])
+async def test_what_is_no_run_is_not_found(browser: httpx.AsyncClient, root: Path, name: str):
+    (root.parent / "config.json").write_text("{}")
+    answer = await browser.get(f"http://console.test/runs/{name}/services")
+    assert answer.status_code == 404
+
+
+def test_one_run_folder_shows_that_run_alone(root: Path, scene: Path):
+    for name in ("one", "other"):
+        write_run(scene, root / name)
+    runs = Runs(root / "one")
+    assert runs.names() == ["one"]
+    with pytest.raises(UnknownRunError, match="there is no run 'other'"):
+        runs.run("other")
+
+
+async def test_configurations_are_compared_key_by_key(
+    browser: httpx.AsyncClient, root: Path, scene: Path
+):
+    write_run(scene, root / "a", "learner.steps=5")
+    write_run(scene, root / "b", "engine.lr=0.5")
+    texts = (await page(browser, "/compare?run=a&run=b")).rows
+    assert "learner.steps 5 3" in texts
+    assert any(text.startswith("engine.lr ") and text.endswith(" 0.5") for text in texts)
+    assert not any(text.startswith("learner.group_size") for text in texts)
+    too_many = "&".join(["run=a"] * (MOST_RUNS + 1))
+    assert (await browser.get(f"/compare?{too_many}")).status_code == 422
+
+
+async def test_a_step_shows_what_was_measured_in_it(
+    browser: httpx.AsyncClient, root: Path, scene: Path
+):
+    folder = write_run(scene, root / "run")
+    append_lines(folder / "metrics.jsonl", [step_line(1), step_line(2, **{"loss/total": 0.25})])
+    failure = {"step": 1, "where": "tools", "kind": "k", "reason": "tool search: no corpus"}
+    append_lines(folder / "failures.jsonl", [failure])
+    found = await page(browser, "/runs/run?step=2")
+    assert re.search(r"loss/total\s*0\.25", found.text)
+    assert "tool search: no corpus" in found.text
+    assert "loss/total" not in (await page(browser, "/runs/run?step=1")).text
+    assert "The run has no step 9" in (await page(browser, "/runs/run?step=9")).text
+
+
+async def test_curves_are_sent_again_only_when_they_have_changed(
+    browser: httpx.AsyncClient, root: Path, scene: Path
+):
+    folder = write_run(scene, root / "run")
+    append_lines(folder / "metrics.jsonl", [step_line(1), step_line(2)])
+    path = "/api/series?run=run&metric=reward/mean&x=tokens&smooth=0.5"
+    first = await browser.get(path)
+    # 2 s a step at 100 tokens/s; smoothed by half: (0.5 * 0.005 + 0.5 * 0.02) / 0.75
+    assert first.json()["metrics"]["reward/mean"]["run"] == {
+        "x": [200.0, 400.0],
+        "y": [0.01, 0.02],
+        "step": [1, 2],
+        "smooth": [0.01, pytest.approx(0.0166667, abs=1e-7)],
+    }
+    marks: list[dict[str, Any]] = first.json()["marks"]
+    assert [(mark["kind"], mark["x"]) for mark in marks] == [("push", 200.0), ("push", 400.0)]
+    headers = {"if-none-match": first.headers["etag"]}
+    unchanged = await browser.get(path, headers=headers)
+    assert (unchanged.status_code, unchanged.content) == (304, b"")
+    append_lines(folder / "metrics.jsonl", [step_line(3)])
+    assert (await browser.get(path, headers=headers)).json()["metrics"]["reward/mean"]["run"][
+        "step"
+    ] == [1, 2, 3]
+
+
+async def test_evaluations_have_intervals_and_paired_differences(
+    browser: httpx.AsyncClient, root: Path, scene: Path
+):
+    for name, right in (("a", 1), ("b", 3)):
+        folder = write_run(scene, root / name)
+        lines = [answer_line(n, float(n < right)) for n in range(4)]
+        append_lines(folder / "evaluation_after.jsonl", lines)
+    listed = await page(browser, "/evaluations")
+    assert listed.values("input", "value").count("a/evaluation_after.jsonl") == 2
+    found = await page(
+        browser, "/evaluations?a=a/evaluation_after.jsonl&b=b/evaluation_after.jsonl"
+    )
+    text = " ".join(found.text.split())
+    # 3 of 4 right after 1 of 4; two questions that only B has right: McNemar 2 * 0.5^2
+    row = "near em 4 0.250 0.750 +0.500 [+0.000, +1.000] p = 0.5"
+    assert row in found.rows
+    assert "Answered better by one of them: 2" in text
+    wrong = await browser.get("/evaluations?a=../../etc/passwd")
+    assert wrong.status_code == 409
+    assert "there is no evaluation" in wrong.text
+
+
+async def test_a_damaged_evaluation_is_named(browser: httpx.AsyncClient, root: Path, scene: Path):
+    folder = write_run(scene, root / "a")
+    append_lines(
+        folder / "evaluation_after.jsonl", [{"id": "q1", "set": "near", "failed": "perhaps"}]
+    )
+    found = await page(browser, "/evaluations?a=a/evaluation_after.jsonl", 409)
+    assert "question 'q1' is damaged" in found.text
+
+
+async def test_what_is_asked_wrongly_is_named_with_its_limit(browser: httpx.AsyncClient):
+    answer = await browser.get("/api/series?smooth=2", headers={"accept": "application/json"})
+    assert answer.status_code == 422
+    assert "smooth ('2')" in answer.json()["detail"]
+    assert (await browser.get("/healthz")).json() == {"status": "ok"}
+
+
+async def test_a_lone_surrogate_does_not_break_a_page(
+    browser: httpx.AsyncClient, root: Path, scene: Path
+):
+    folder = write_run(scene, root / "run")
+    failure = {"step": 1, "where": "tools", "kind": "k", "reason": "half \ud800 a pair"}
+    (folder / "failures.jsonl").write_text(json.dumps(failure) + "\n")
+    assert "half \ufffd a pair" in (await page(browser, "/runs/run")).text
