@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from pydantic import JsonValue
 
 from agent_r1.gateway.config import AgentConfig
 from agent_r1.gateway.session import SessionRules
@@ -39,6 +41,10 @@ COMMANDS = (
     "sed -i 's/a - b/a + b/' add.py",
     "python3 -B -c 'import add; print(add.add(1, 2))'",
 )
+PROMPT = "Write add.py with a function add(a, b), and test it."
+DELEGATED = "Say which function add.py wants"
+SUMMARY = "SUMMARY of what was done: add.py is written, and by now it is mended."
+LONG = "python3 -c \"print('a line of text ' * 700)\""
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,10 @@ class Program:
     """Further arguments that the tool wants."""
     side_calls: int = 0
     """Requests beside the work, such as for a title."""
+    delegate: tuple[str, Mapping[str, JsonValue]] | None = None
+    """Its tool that starts another agent, and the arguments; None where it has none."""
+    room: int = 0
+    """Context in which it compacts before it ends; 0 where it cannot in one go."""
 
     def call(self, command: str) -> str:
         return call_text(self.shell, **{self.argument: command, **self.more})
@@ -61,11 +71,34 @@ class Program:
 
 PROGRAMS = {
     "pi": Program(".bin", "bash"),
-    "claude": Program("@anthropic-ai/claude-code-linux-x64", "Bash", more={"description": "x"}),
-    "codex": Program(
-        "@openai/codex-linux-x64/vendor/x86_64-unknown-linux-musl/bin", "exec_command", "cmd"
+    "claude": Program(
+        "@anthropic-ai/claude-code-linux-x64",
+        "Bash",
+        more={"description": "x"},
+        delegate=(
+            "Agent",
+            {"description": "look", "prompt": DELEGATED, "run_in_background": False},
+        ),
+        room=120_000,
     ),
-    "opencode": Program("opencode-linux-x64/bin", "bash", more={"description": "x"}, side_calls=1),
+    "codex": Program(
+        "@openai/codex-linux-x64/vendor/x86_64-unknown-linux-musl/bin",
+        "exec_command",
+        "cmd",
+        delegate=("multi_agent_v1__spawn_agent", {"message": DELEGATED}),
+        room=75_000,
+    ),
+    "opencode": Program(
+        "opencode-linux-x64/bin",
+        "bash",
+        more={"description": "x"},
+        side_calls=1,
+        delegate=(
+            "task",
+            {"description": "look", "prompt": DELEGATED, "subagent_type": "general"},
+        ),
+        room=60_000,
+    ),
 }
 
 
@@ -108,6 +141,25 @@ def report_of(name: str, trajectory: Trajectory) -> Sequence[object]:
     return (name, len(trajectory.turns), len(segments), captured, trained, why, ratio)
 
 
+def config_of(name: str) -> AgentConfig:
+    """Return the table of a program; skips where it is not installed."""
+    folder = PACKAGES / PROGRAMS[name].folder
+    if not (folder / name).exists():
+        pytest.skip(f"{name} is not installed; `make test-agents` installs it, where npm is")
+    return AgentConfig.model_validate(
+        {
+            "known": name,
+            "show": [str(PACKAGES), str(folder)],
+            "answer": "output",
+            "artefacts": ["add.py"],
+            "memory_mb": 16384,
+            "processes": 256,
+            "file_mb": 512,
+            "timeout_s": 150.0,
+        }
+    )
+
+
 @dataclass
 class Cut:
     """Breaks the connection in the middle of an answer, once."""
@@ -144,8 +196,6 @@ async def test_a_program_works_with_its_own_tools(
     if is_cut:
         monkeypatch.setattr(relay, "_pump", cut.pump)
     program = PROGRAMS[name]
-    if not (PACKAGES / program.folder / name).exists():
-        pytest.skip(f"{name} is not installed; `make test-agents` installs it, where npm is")
     chat = scene_chat()
     end_id = min(chat._end_of_turn_ids)
     script = [*map(program.call, COMMANDS), "It is mended."]
@@ -158,21 +208,9 @@ async def test_a_program_works_with_its_own_tools(
         return [*chat.encode(turn.removeprefix(begun)), end_id]
 
     policy = FakePolicy(write, eos_token_ids=[end_id], max_context=MAX_CONTEXT)
-    config = AgentConfig.model_validate(
-        {
-            "known": name,
-            "show": [str(PACKAGES), str(PACKAGES / program.folder)],
-            "answer": "output",
-            "artefacts": ["add.py"],
-            "memory_mb": 16384,
-            "processes": 256,
-            "file_mb": 512,
-            "timeout_s": 150.0,
-        }
-    )
+    config = config_of(name)
     async with agent_scene(broker, chat, policy, config, rules=RULES) as attempts:
-        prompt = "Write add.py with a function add(a, b), and test it."
-        trajectory = await attempts.run(rollout_task(run_id, task=Task(id="q", prompt=prompt)))
+        trajectory = await attempts.run(rollout_task(run_id, task=Task(id="q", prompt=PROMPT)))
     assert (trajectory.status, trajectory.reason) == ("COMPLETED", "answer"), trajectory.turns
     main = [turn for turn in trajectory.turns if turn.text in script]
     assert [turn.text for turn in main] == script
@@ -188,3 +226,64 @@ async def test_a_program_works_with_its_own_tools(
     else:
         rows.append(row)
     assert float(str(row[-1])) <= 1.2
+
+
+@dataclass
+class Delegating:
+    """A policy that lets another agent look, works until there is no room, and sums up."""
+
+    program: Program
+    decode: Callable[[list[int]], str]
+    histories: dict[str, int] = field(default_factory=dict[str, int])
+    """Longest history in tokens by what it was for; every summary and title is one of its own."""
+
+    def turn(self, token_ids: list[int]) -> str:
+        read = self.decode(token_ids)
+        kind, text = self._decide(read)
+        if kind in ("title", "summary"):
+            kind += str(len(self.histories))
+        size = len(token_ids) + len(text) + 1
+        self.histories[kind] = max(size, self.histories.get(kind, 0))
+        return text
+
+    def _decide(self, read: str) -> tuple[str, str]:
+        assert self.program.delegate is not None
+        calls = read.count("</tool_response>")
+        begun, _, asked = read.rpartition("</tool_response>")
+        if DELEGATED in read and PROMPT not in read and SUMMARY not in read:
+            return "other agent", "The function add"
+        if "<tools>" not in read and "title" in read[:3000].lower():
+            return "title", "A title"
+        if SUMMARY in read:
+            return "after", "It is mended."
+        if "<tools>" not in read or (begun and re.search("summar|handoff", asked.lower())):
+            return "summary", SUMMARY
+        if calls == 0:
+            tool, arguments = self.program.delegate
+            return "main", call_text(tool, **arguments)
+        if calls == 1 and (agent := re.search(r"agent_id\W+([0-9a-f-]{36})", read)):
+            wait = {"targets": [agent[1]], "timeout_ms": 20_000}
+            return "main", call_text("multi_agent_v1__wait_agent", **wait)
+        return "main", self.program.call(LONG)
+
+
+@pytest.mark.parametrize("name", [name for name, one in PROGRAMS.items() if one.delegate])
+async def test_a_program_delegates_and_runs_out_of_room(name: str, broker: Broker, run_id: str):
+    program, config, chat = PROGRAMS[name], config_of(name), scene_chat()
+    end_id = min(chat._end_of_turn_ids)
+    delegating = Delegating(program, chat.decode)
+
+    def write(token_ids: list[int], number: int) -> list[int]:
+        return [*chat.encode(delegating.turn(token_ids)), end_id]
+
+    policy = FakePolicy(write, eos_token_ids=[end_id], max_context=program.room)
+    rules = replace(RULES, max_context=program.room)
+    async with agent_scene(broker, chat, policy, config, rules=rules) as attempts:
+        trajectory = await attempts.run(rollout_task(run_id, task=Task(id="q", prompt=PROMPT)))
+    assert (trajectory.status, trajectory.reason) == ("COMPLETED", "answer"), trajectory.turns[-1]
+    said = Counter(turn.text for turn in trajectory.turns)
+    assert (said["The function add"], said["It is mended."]) == (1, 1)
+    assert said[SUMMARY] >= 1
+    captured = int(trajectory.action_mask.sum())
+    assert captured == int((trajectory.trained_mask() & trajectory.action_mask).sum())
+    assert len(trajectory.token_ids) <= 1.2 * sum(delegating.histories.values())
