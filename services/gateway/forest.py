@@ -12,6 +12,7 @@ say. A history is named by the digest of its messages, so that joining costs one
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -53,6 +54,11 @@ class TurnNode:
     """What forced it; "" where the policy was free."""
     limits: str = ""
     """Where the client ends it; see `Asked.limits`."""
+    instructions: str = ""
+    """System text that its history begins with, without what is volatile; kept where it has no
+    parent."""
+    offered: list[str] = field(default_factory=list[str])
+    """Names of the tools that it might call, sorted; kept where it has no parent."""
     token_ids: list[int] = field(default_factory=list[int])
     """[N] as they were sampled."""
     logprobs: list[float] = field(default_factory=list[float])
@@ -116,6 +122,10 @@ class Place:
     """The request begins with the history and the answer of the parent."""
     own: dict[int, TurnNode]
     """Messages of the request that turns of this session have said, by index, in order."""
+    instructions: str
+    """As in `TurnNode`."""
+    offered: list[str]
+    """As in `TurnNode`."""
 
 
 class Forest:
@@ -176,7 +186,13 @@ class Forest:
             first_new=first_new,
             is_continued=is_continued,
             own=own,
+            instructions="" if parent else self._instructions(asked),
+            offered=[] if parent else sorted(tool.name for tool in asked.tools),
         )
+
+    def _instructions(self, asked: Asked) -> str:
+        head = itertools.takewhile(lambda message: message.role == "system", asked.messages)
+        return "\n".join(self._lasting(message) for message in head)
 
     def _own(self, asked: Asked, digests: Sequence[str], lineage: int) -> dict[int, TurnNode]:
         own: dict[int, TurnNode] = {}
@@ -288,10 +304,14 @@ class Forest:
     def _key(self, message: ChatMessage) -> str:
         if message.role == "assistant":
             return _spoken_key(message)
+        return f"{message.role} {self._lasting(message)}"
+
+    def _lasting(self, message: ChatMessage) -> str:
+        """Return what a message says, without what is volatile."""
         text = shown_text(message.content)
         for pattern in self._volatile:
             text = pattern.sub("", text)
-        return f"{message.role} {text}"
+        return text
 
     def _roots_of(self, asked: Asked) -> list[str]:
         """Return what a lineage may be known by: what was said before the first answer.

@@ -37,6 +37,8 @@ class TurnBegun(Message):
     kept: list[ChatMessage] | None = None
     kept_whole: bool = True
     limits: str = ""
+    instructions: str = ""
+    offered: list[str] = []
 
 
 class TokensSampled(Message):

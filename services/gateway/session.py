@@ -377,6 +377,8 @@ class AgentSession:
                 kept=kept,
                 kept_whole=kept_whole,
                 limits=asked.limits,
+                instructions=place.instructions,
+                offered=place.offered,
             )
             self.forest.begin(node, place.root)
             nodes.append(node)

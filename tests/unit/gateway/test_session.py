@@ -15,6 +15,7 @@ from agent_r1.gateway.attempts import _outcome
 from agent_r1.gateway.journal import AttemptEnded, LimitReached
 from agent_r1.gateway.metrics import GatewayMetrics
 from agent_r1.gateway.session import SessionRules
+from agent_r1.gateway.trajectory import last_main_turn
 from agent_r1.gateway.wire import Asked, Begun, Said, WireError
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
@@ -389,6 +390,60 @@ async def test_a_summary_that_is_gone_on_with_keeps_its_lineage(both: ChatFormat
     captured(client, trajectory)
     assert [turn.text for turn in trajectory.trained_turns()][-1] == "<answer>Ada</answer>"
     assert {one.excluded for one in trajectory.lineages} == {"", "side_call"}
+
+
+async def test_a_summary_of_a_side_call_is_gone_on_with_by_the_agent(both: ChatFormat, end_id: int):
+    summary = "Summary: Ada was looked for, and nothing is known yet."
+    client = await open_client(both, end_id, SEARCH, SEARCH, summary, SEARCH, ANSWER)
+    rules = "You are an agent.\nYou look things up.\nCalls so far: "
+    history = [system(f"{rules}0"), user("who?")]
+    for _ in range(2):
+        told = (await client.ask(*history, tools=(TOOL,))).message
+        history += [told, result(told, "p")]
+    await client.ask(system("Summarize."), user("The dialogue: who? p p"))
+    history = [system(f"{rules}2"), user(f"What was done: {summary}")]
+    told = (await client.ask(*history, tools=(TOOL,))).message
+    await client.ask(*history, told, result(told, "p"), tools=(TOOL,))
+    heir = await client.successor()
+    for one in (client, heir):
+        trajectory = one.trajectory(credit="main")
+        captured(one, trajectory)
+        assert [turn.text for turn in trajectory.trained_turns()] == [SEARCH] * 3 + [ANSWER]
+        assert [lineage.excluded for lineage in trajectory.lineages] == ["", "side_call"]
+
+
+@pytest.mark.parametrize("tools", [(), (TOOL,)], ids=["no tools", "tools"])
+async def test_who_checks_an_answer_is_another_lineage(
+    both: ChatFormat, end_id: int, tools: tuple[ToolSpec, ...]
+):
+    final = "The capital is Paris, as everybody knows."
+    client = await open_client(both, end_id, final, '{"ok": true}')
+    await client.ask(system("You answer."), user("Which capital?"), tools=tools)
+    await client.ask(system("Check the answer."), user(final), tools=tools)
+    trajectory = client.trajectory(credit="main")
+    assert [turn.text for turn in trajectory.trained_turns()] == [final]
+    last = last_main_turn(client.session, "main")
+    assert last is not None
+    assert last.number == 0
+
+
+async def test_a_sub_agent_that_is_given_what_another_found_is_a_lineage_of_its_own(
+    both: ChatFormat, end_id: int
+):
+    found = "Paris is the capital of France since 987."
+    client = await open_client(both, end_id, SEARCH, "step", found, SEARCH, "draft", "text", ANSWER)
+    history = [system("You delegate."), user("who?")]
+    for question, text in (("research this", found), (f"write with: {found}", "text")):
+        told = (await client.ask(*history, tools=(TOOL,))).message
+        step = (await client.ask(user(question))).message
+        await client.ask(user(question), step, user("go on"))
+        history += [told, result(told, text)]
+    await client.ask(*history, tools=(TOOL,))
+    trajectory = client.trajectory(credit="main")
+    captured(client, trajectory)
+    assert [turn.text for turn in trajectory.trained_turns()] == [SEARCH, SEARCH, ANSWER]
+    names = [one.name for one in trajectory.lineages]
+    assert names == ["main", "agent-1:side_call", "agent-2:side_call"]
 
 
 async def test_a_question_asked_anew_takes_no_credit_from_another(both: ChatFormat, end_id: int):
