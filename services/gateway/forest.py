@@ -254,20 +254,29 @@ class Forest:
         return replace(asked, messages=tuple(messages))
 
     def with_own_ids(self, asked: Asked, own: Mapping[int, TurnNode]) -> Asked:
-        """Return a request whose results name our calls, whatever ids the client has given them."""
+        """Return a request whose results name our calls, whatever ids the client has given them.
+
+        Ids of ours say which call is meant, in whatever order and number they come back; the others
+        stand for the calls that are left, in order.
+        """
         messages = list(asked.messages)
         ours: dict[str, str] = {}
         for i, message in enumerate(messages):
-            turn = own.get(i)
             if message.role == "assistant":
-                calls = enumerate(message.tool_calls)
-                ours = (
-                    {} if turn is None else {c.id: self.call_id(turn.number, k) for k, c in calls}
-                )
+                ours = self._named_calls(message, own.get(i))
             elif message.tool_call_id in ours:
                 update = {"tool_call_id": ours[message.tool_call_id]}
                 messages[i] = message.model_copy(update=update)
         return replace(asked, messages=tuple(messages))
+
+    def _named_calls(self, message: ChatMessage, turn: TurnNode | None) -> dict[str, str]:
+        """Return our ids of the calls that a client has given ids of its own."""
+        if turn is None or turn.said is None:
+            return {}
+        known = [call.id for call in turn.said.tool_calls]
+        sent = [call.id for call in message.tool_calls]
+        left = [one for one in known if one not in sent]
+        return dict(zip((one for one in sent if one not in known), left, strict=False))
 
     def asked_for(self, record: ToolCallRecord) -> int:
         """Return the number of the last turn with a call of the run's tool, or of the last one,

@@ -141,6 +141,36 @@ async def test_history_that_a_client_rewords_is_still_the_policys_own(
     assert (trajectory.segment_starts, trajectory.lineages) == ([], [])
 
 
+@pytest.mark.parametrize(
+    ("sent", "ids"),
+    [
+        ((1, 0), ("", "")),  # calls in another order
+        ((1,), ("",)),  # one is dropped
+        ((0, 1), ("fc_8", "fc_9")),
+        ((1, 0), ("", "fc_9")),  # an id of the client's stands for the call that is left
+    ],
+)
+async def test_results_belong_to_the_calls_that_their_ids_name(
+    both: ChatFormat, end_id: int, sent: tuple[int, ...], ids: tuple[str, ...]
+):
+    client = await open_client(both, end_id, call_text(query="0") + call_text(query="1"), "end")
+    told = (await client.ask(user("who?"), tools=(TOOL,))).message
+    calls = [
+        told.tool_calls[i].model_copy(update={"id": name or told.tool_calls[i].id})
+        for i, name in zip(sent, ids, strict=True)
+    ]
+    results = [
+        ChatMessage(role="tool", content=f"of {call.arguments['query']}", tool_call_id=call.id)
+        for call in calls
+    ]
+    mine = ChatMessage(role="assistant", content="", tool_calls=calls)
+    await client.ask(user("who?"), mine, *results, tools=(TOOL,))
+    trajectory = client.trajectory()
+    captured(client, trajectory)
+    found = [call.text() for call in trajectory.turns[0].calls]
+    assert found == [f"of {i}" if i in sent else "" for i in (0, 1)]
+
+
 async def test_a_changed_history_begins_a_segment_with_the_policys_own_tokens(
     both: ChatFormat, end_id: int
 ):
