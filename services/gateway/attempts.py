@@ -131,9 +131,10 @@ class AgentAttempts:
         context = session.rollout.task.tool_context
         session_id = session.session_id
         try:
-            if spec.sessions and name not in session.tools:
-                await self.tools.open_session(name, session_id, context)
-            await session.note_tool(name, self.tools.holder(name, session_id))
+            async with session.opening[name]:
+                if spec.sessions and name not in session.tools:
+                    await self.tools.open_session(name, session_id, context)
+                await session.note_tool(name, self.tools.holder(name, session_id))
             reply = await self.tools.call(
                 name,
                 arguments,

@@ -12,6 +12,7 @@ import json
 import logging
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 
@@ -109,6 +110,8 @@ class AgentSession:
         self.requests = 0
         self.tools: dict[str, str] = {}
         """Tools of the run that were called, and who holds the session with each; "": nobody."""
+        self.opening: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """Held while a tool's session is opened, by the tool's name."""
         self.tool_answers: list[log.ToolAnswered] = []
         self._chat = chat
         self._servers = servers
