@@ -140,7 +140,8 @@ class Forest:
         self.nonce = nonce
         self.turns: list[TurnNode] = []
         self._volatile = [re.compile(pattern) for pattern in volatile]
-        self._first_seen: dict[str, ChatMessage] = {}
+        self.first_seen: dict[str, ChatMessage] = {}
+        """Messages with volatile text as they came first, by the history that ends with them."""
         self._asked: dict[str, list[TurnNode]] = {}
         """Turns by the history that they answer."""
         self._said: dict[str, list[TurnNode]] = {}
@@ -246,8 +247,8 @@ class Forest:
         messages: list[ChatMessage] = []
         for digest, message in zip(self._digests(asked)[1:], asked.messages, strict=True):
             seen = message
-            if message.role != "assistant":
-                first = self._first_seen.setdefault(digest, message)
+            if message.role != "assistant" and self._lasting(message) != shown_text(message.content):
+                first = self.first_seen.setdefault(digest, message)
                 seen = message.model_copy(update={"content": first.content})
             self.changed_texts += seen != message
             messages.append(seen)

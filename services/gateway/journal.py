@@ -41,6 +41,15 @@ class TurnBegun(Message):
     offered: list[str] = []
 
 
+class VolatileSeen(Message):
+    """A message with volatile text came for the first time."""
+
+    event: Literal["volatile"] = "volatile"
+    history: str
+    """Digest of the history that ends with it."""
+    message: ChatMessage
+
+
 class TokensSampled(Message):
     """Tokens of a turn."""
 
@@ -130,6 +139,7 @@ class AttemptEnded(Message):
 Event = (
     SessionOpened
     | TurnBegun
+    | VolatileSeen
     | TokensSampled
     | TurnEnded
     | TurnDelivered

@@ -8,6 +8,7 @@ goes on where the other one ended.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import secrets
@@ -157,6 +158,8 @@ class AgentSession:
                 parent = None if event.parent is None else turns[event.parent]
                 turn = TurnNode(parent=parent, replies=event.replies, kept=event.kept, **fields)
                 self.forest.begin(turn, event.root)
+            case log.VolatileSeen():
+                self.forest.first_seen[event.history] = event.message
             case log.TokensSampled():
                 turns[event.turn].add(event.part)
             case log.TurnEnded():
@@ -276,10 +279,6 @@ class AgentSession:
                     yield event
         except SessionTakenError as exc:
             raise WireError("unavailable", f"{exc}; send the request again") from exc
-        except Exception as exc:
-            if not isinstance(exc, WireError):
-                self.note_fault(f"gateway_error: {type(exc).__name__}: {exc}")
-            raise
         finally:
             try:
                 for task in work:
@@ -320,6 +319,9 @@ class AgentSession:
     def count_requests(self, count: int) -> None:
         """Count requests against the limits of the session: answers, and calls of tools.
 
+        Args:
+            count: how many; 0 asks for what uses nothing up, and is refused alike.
+
         Raises:
             WireError: the session has ended, or used a limit.
         """
@@ -338,14 +340,18 @@ class AgentSession:
             ("max_session_tokens", used, rules.max_session_tokens),
         ):
             if value >= limit:
-                self.spent = name
-                self.journal.note(log.LimitReached(limit=name))
+                if count and not self.spent:  # an agent may go on asking, thousands of times
+                    self.spent = name
+                    self.journal.note(log.LimitReached(limit=name))
                 raise WireError("ended", f"the session has used its {limit} (agent.{name})")
         self.requests += count
 
     async def _begin(self, asked: Asked) -> list[TurnNode]:
         """Return the turns that answer a request: told again, gone on with, or begun now."""
+        seen = len(self.forest.first_seen)
         asked = self.forest.as_first_seen(asked)
+        for history, message in itertools.islice(self.forest.first_seen.items(), seen, None):
+            self.journal.note(log.VolatileSeen(history=history, message=message))
         place = self.forest.place(asked)
         asked = self.forest.with_own_ids(asked, place.own)
         again = [

@@ -583,6 +583,20 @@ async def test_a_session_that_moves_keeps_its_limits_and_faults(both: ChatFormat
     assert heir.tools == {"search": "search-1"}
 
 
+async def test_a_limit_is_noted_once_however_often_an_agent_asks(both: ChatFormat, end_id: int):
+    client = await open_client(both, end_id, "one", rules=SessionRules(max_session_tokens=8))
+    await client.ask(user("who?"))
+    with pytest.raises(WireError, match="max_session_tokens"):
+        client.session.count_tokens(Asked(messages=(user("who?"),)))
+    assert client.session.spent == ""  # nothing was asked of the policy
+    for _ in range(3):
+        with pytest.raises(WireError, match="max_session_tokens"):
+            await client.ask(user("who?"))
+    await client.session.journal.write()
+    noted = [json.loads(entry)["event"] for entry in client.log.entries]
+    assert (client.session.spent, noted.count("limit")) == ("max_session_tokens", 1)
+
+
 async def test_what_comes_during_a_write_is_written_by_the_next(both: ChatFormat, end_id: int):
     client = await open_client(both, end_id, "one")
     journal, before = client.session.journal, len(client.log.entries)
@@ -818,6 +832,20 @@ async def test_volatile_text_is_shown_as_it_was_at_first(both: ChatFormat, end_i
     assert trajectory.segment_starts == []
     assert "now: 2" not in both.decode(trajectory.token_ids.tolist())
     assert client.session.forest.changed_texts == 1
+
+
+async def test_another_gateway_shows_volatile_text_as_it_was_at_first(
+    both: ChatFormat, end_id: int
+):
+    rules = SessionRules(volatile=(r"now: \d+",))
+    client = await open_client(both, end_id, "one", "two", rules=rules)
+    told = await client.ask(system("now: 1"), user("who?"))
+    heir = await client.successor(rules)
+    # A history that was rewritten is rendered from its beginning.
+    await heir.ask(system("now: 2"), user("who?"), told.message, system("Be brief."))
+    assert heir.session.forest.turns[-1].begins
+    read = both.decode(client.servers.requests[-1].token_ids)
+    assert ("now: 1" in read, "now: 2" in read) == (True, False)
 
 
 async def test_a_template_that_rewrites_has_a_segment_for_each_turn(end_id: int):
