@@ -247,7 +247,9 @@ class Forest:
         messages: list[ChatMessage] = []
         for digest, message in zip(self._digests(asked)[1:], asked.messages, strict=True):
             seen = message
-            if message.role != "assistant" and self._lasting(message) != shown_text(message.content):
+            if message.role != "assistant" and self._lasting(message) != shown_text(
+                message.content
+            ):
                 first = self.first_seen.setdefault(digest, message)
                 seen = message.model_copy(update={"content": first.content})
             self.changed_texts += seen != message
