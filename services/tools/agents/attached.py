@@ -167,9 +167,9 @@ class AttachedAgents(Tool):
     def end(self, name: str, report: AttemptReport) -> bool:
         """Note what came of an attempt; False where nobody waits for it."""
         found = self._open.get(name)
-        if found is None or not found.took or found.end.done():
+        if found is None or found.end.done():
             return False
-        found.has_arrived = True
+        found.has_arrived, found.took = True, found.took or time.monotonic()
         found.end.set_result(report)
         return True
 

@@ -126,7 +126,7 @@ def test_the_answer_comes_from_where_the_table_says():
 async def test_an_attempt_whose_program_never_asked_for_it_is_given_to_another(
     arrives: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(attached, "ARRIVE_S", 0.0)
+    monkeypatch.setattr(attached, "ARRIVE_S", 1.0 if arrives else 0.0)
     agents = attached.AttachedAgents(attached=True)
     attempt = {
         "task": {"id": "one", "prompt": [{"role": "user", "content": "Who?"}]},
@@ -139,7 +139,7 @@ async def test_an_attempt_whose_program_never_asked_for_it_is_given_to_another(
     taken = await agents.take(10.0)
     assert taken is not None
     assert not arrives or agents.follow("one") is not None
-    again = await agents.take(0.1 if arrives else 10.0)
+    again = await agents.take(1.5 if arrives else 10.0)
     assert (again is None) == arrives
     assert agents.end("one", AttemptReport(answer="Ada"))
     assert AgentEnd.model_validate((await call).data).answer == "Ada"
