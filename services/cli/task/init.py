@@ -21,8 +21,9 @@ AGENT = "raw_client.py"
 """The agent that `--agent` writes."""
 README_OF_AGENT = f"""
 ## With an agent of your own
-`agent.toml` is the run of `run.toml` with {AGENT} in place of our loop: a program that asks for its turns over HTTP. Change
-it, or name another one as `agent.command`, and train it with `agent-r1 train agent.toml --run-dir runs/agent`.
+`agent.toml` is the run of `run.toml` with {AGENT} in place of our loop: a program that asks for
+its turns over HTTP. Change it, or name another one as `agent.command`, and train it with
+`agent-r1 train agent.toml --run-dir runs/agent`.
 """
 NOT_COPIED = ("__pycache__", "data", ".index", ".pytest_cache")
 """Files of tiny_world that are not copied, since its data is generated."""
