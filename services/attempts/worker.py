@@ -41,7 +41,8 @@ MAX_PUBLISHING = 16
 """Trajectories published at a time: hundreds may end together, and each takes a connection."""
 FREE_KINDS = {
     *(kind for kind, outage in OUTAGES.items() if outage.free_attempt),
-    *("agent_lost", "agent_not_started", "agent_silent", "rollout_unavailable"),  # gateway
+    *("agent_bad_reply", "agent_lost", "agent_not_started", "agent_silent"),  # gateway
+    *("gateway_error", "policy_error", "rollout_unavailable"),
 }
 """Kinds of failures that show nothing of the policy: such attempts do not count against
 `max_attempts`."""

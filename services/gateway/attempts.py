@@ -12,7 +12,6 @@ import hashlib
 import hmac
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -74,7 +73,6 @@ class AgentAttempts:
     that takes them."""
     _open: dict[str, AgentSession] = field(default_factory=dict[str, AgentSession], init=False)
     _journals: dict[str, Journal] = field(default_factory=dict[str, Journal], init=False)
-    _ended: Counter[str] = field(default_factory=Counter[str], init=False)
 
     async def find(self, session_id: str, key: str) -> AgentSession:
         """Return an open session by its id and its key.
@@ -131,9 +129,10 @@ class AgentAttempts:
         context = session.rollout.task.tool_context
         session_id = session.session_id
         try:
-            if spec.sessions and name not in session.tools:
-                await self.tools.open_session(name, session_id, context)
-            await session.note_tool(name, self.tools.holder(name, session_id))
+            async with session.opening[name]:
+                if spec.sessions and name not in session.tools:
+                    await self.tools.open_session(name, session_id, context)
+                await session.note_tool(name, self.tools.holder(name, session_id))
             reply = await self.tools.call(
                 name,
                 arguments,
@@ -183,6 +182,11 @@ class AgentAttempts:
                 await journal.write(over)
         except asyncio.CancelledError:
             del self._journals[session_id]  # another gateway goes on with it, or nobody
+            session.close()
+            try:
+                await journal.write()  # faults and limits that wait for the next write
+            except Exception as exc:  # noqa: BLE001 - whatever it is, the attempt is given up
+                logger.warning("journal not written session=%s error=%r", session_id, exc)
             raise
         except SessionTakenError as exc:
             del self._journals[session_id]

@@ -12,6 +12,7 @@ say. A history is named by the digest of its messages, so that joining costs one
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -53,6 +54,11 @@ class TurnNode:
     """What forced it; "" where the policy was free."""
     limits: str = ""
     """Where the client ends it; see `Asked.limits`."""
+    instructions: str = ""
+    """System text that its history begins with, without what is volatile; kept where it has no
+    parent."""
+    offered: list[str] = field(default_factory=list[str])
+    """Names of the tools that it might call, sorted; kept where it has no parent."""
     token_ids: list[int] = field(default_factory=list[int])
     """[N] as they were sampled."""
     logprobs: list[float] = field(default_factory=list[float])
@@ -116,6 +122,10 @@ class Place:
     """The request begins with the history and the answer of the parent."""
     own: dict[int, TurnNode]
     """Messages of the request that turns of this session have said, by index, in order."""
+    instructions: str
+    """As in `TurnNode`."""
+    offered: list[str]
+    """As in `TurnNode`."""
 
 
 class Forest:
@@ -130,7 +140,8 @@ class Forest:
         self.nonce = nonce
         self.turns: list[TurnNode] = []
         self._volatile = [re.compile(pattern) for pattern in volatile]
-        self._first_seen: dict[str, ChatMessage] = {}
+        self.first_seen: dict[str, ChatMessage] = {}
+        """Messages with volatile text as they came first, by the history that ends with them."""
         self._asked: dict[str, list[TurnNode]] = {}
         """Turns by the history that they answer."""
         self._said: dict[str, list[TurnNode]] = {}
@@ -176,7 +187,13 @@ class Forest:
             first_new=first_new,
             is_continued=is_continued,
             own=own,
+            instructions="" if parent else self._instructions(asked),
+            offered=[] if parent else sorted(tool.name for tool in asked.tools),
         )
+
+    def _instructions(self, asked: Asked) -> str:
+        head = itertools.takewhile(lambda message: message.role == "system", asked.messages)
+        return "\n".join(self._lasting(message) for message in head)
 
     def _own(self, asked: Asked, digests: Sequence[str], lineage: int) -> dict[int, TurnNode]:
         own: dict[int, TurnNode] = {}
@@ -230,28 +247,39 @@ class Forest:
         messages: list[ChatMessage] = []
         for digest, message in zip(self._digests(asked)[1:], asked.messages, strict=True):
             seen = message
-            if message.role != "assistant":
-                first = self._first_seen.setdefault(digest, message)
+            if message.role != "assistant" and self._lasting(message) != shown_text(
+                message.content
+            ):
+                first = self.first_seen.setdefault(digest, message)
                 seen = message.model_copy(update={"content": first.content})
             self.changed_texts += seen != message
             messages.append(seen)
         return replace(asked, messages=tuple(messages))
 
     def with_own_ids(self, asked: Asked, own: Mapping[int, TurnNode]) -> Asked:
-        """Return a request whose results name our calls, whatever ids the client has given them."""
+        """Return a request whose results name our calls, whatever ids the client has given them.
+
+        Ids of ours say which call is meant, in whatever order and number they come back; the others
+        stand for the calls that are left, in order.
+        """
         messages = list(asked.messages)
         ours: dict[str, str] = {}
         for i, message in enumerate(messages):
-            turn = own.get(i)
             if message.role == "assistant":
-                calls = enumerate(message.tool_calls)
-                ours = (
-                    {} if turn is None else {c.id: self.call_id(turn.number, k) for k, c in calls}
-                )
+                ours = self._named_calls(message, own.get(i))
             elif message.tool_call_id in ours:
                 update = {"tool_call_id": ours[message.tool_call_id]}
                 messages[i] = message.model_copy(update=update)
         return replace(asked, messages=tuple(messages))
+
+    def _named_calls(self, message: ChatMessage, turn: TurnNode | None) -> dict[str, str]:
+        """Return our ids of the calls that a client has given ids of its own."""
+        if turn is None or turn.said is None:
+            return {}
+        known = [call.id for call in turn.said.tool_calls]
+        sent = [call.id for call in message.tool_calls]
+        left = [one for one in known if one not in sent]
+        return dict(zip((one for one in sent if one not in known), left, strict=False))
 
     def asked_for(self, record: ToolCallRecord) -> int:
         """Return the number of the last turn with a call of the run's tool, or of the last one,
@@ -288,10 +316,14 @@ class Forest:
     def _key(self, message: ChatMessage) -> str:
         if message.role == "assistant":
             return _spoken_key(message)
+        return f"{message.role} {self._lasting(message)}"
+
+    def _lasting(self, message: ChatMessage) -> str:
+        """Return what a message says, without what is volatile."""
         text = shown_text(message.content)
         for pattern in self._volatile:
             text = pattern.sub("", text)
-        return f"{message.role} {text}"
+        return text
 
     def _roots_of(self, asked: Asked) -> list[str]:
         """Return what a lineage may be known by: what was said before the first answer.

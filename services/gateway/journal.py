@@ -37,6 +37,17 @@ class TurnBegun(Message):
     kept: list[ChatMessage] | None = None
     kept_whole: bool = True
     limits: str = ""
+    instructions: str = ""
+    offered: list[str] = []
+
+
+class VolatileSeen(Message):
+    """A message with volatile text came for the first time."""
+
+    event: Literal["volatile"] = "volatile"
+    history: str
+    """Digest of the history that ends with it."""
+    message: ChatMessage
 
 
 class TokensSampled(Message):
@@ -128,6 +139,7 @@ class AttemptEnded(Message):
 Event = (
     SessionOpened
     | TurnBegun
+    | VolatileSeen
     | TokensSampled
     | TurnEnded
     | TurnDelivered

@@ -8,10 +8,12 @@ goes on where the other one ended.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 
@@ -109,6 +111,8 @@ class AgentSession:
         self.requests = 0
         self.tools: dict[str, str] = {}
         """Tools of the run that were called, and who holds the session with each; "": nobody."""
+        self.opening: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """Held while a tool's session is opened, by the tool's name."""
         self.tool_answers: list[log.ToolAnswered] = []
         self._chat = chat
         self._servers = servers
@@ -154,6 +158,8 @@ class AgentSession:
                 parent = None if event.parent is None else turns[event.parent]
                 turn = TurnNode(parent=parent, replies=event.replies, kept=event.kept, **fields)
                 self.forest.begin(turn, event.root)
+            case log.VolatileSeen():
+                self.forest.first_seen[event.history] = event.message
             case log.TokensSampled():
                 turns[event.turn].add(event.part)
             case log.TurnEnded():
@@ -273,10 +279,6 @@ class AgentSession:
                     yield event
         except SessionTakenError as exc:
             raise WireError("unavailable", f"{exc}; send the request again") from exc
-        except Exception as exc:
-            if not isinstance(exc, WireError):
-                self.note_fault(f"gateway_error: {type(exc).__name__}: {exc}")
-            raise
         finally:
             try:
                 for task in work:
@@ -317,6 +319,9 @@ class AgentSession:
     def count_requests(self, count: int) -> None:
         """Count requests against the limits of the session: answers, and calls of tools.
 
+        Args:
+            count: how many; 0 asks for what uses nothing up, and is refused alike.
+
         Raises:
             WireError: the session has ended, or used a limit.
         """
@@ -335,14 +340,18 @@ class AgentSession:
             ("max_session_tokens", used, rules.max_session_tokens),
         ):
             if value >= limit:
-                self.spent = name
-                self.journal.note(log.LimitReached(limit=name))
+                if count and not self.spent:  # an agent may go on asking, thousands of times
+                    self.spent = name
+                    self.journal.note(log.LimitReached(limit=name))
                 raise WireError("ended", f"the session has used its {limit} (agent.{name})")
         self.requests += count
 
     async def _begin(self, asked: Asked) -> list[TurnNode]:
         """Return the turns that answer a request: told again, gone on with, or begun now."""
+        seen = len(self.forest.first_seen)
         asked = self.forest.as_first_seen(asked)
+        for history, message in itertools.islice(self.forest.first_seen.items(), seen, None):
+            self.journal.note(log.VolatileSeen(history=history, message=message))
         place = self.forest.place(asked)
         asked = self.forest.with_own_ids(asked, place.own)
         again = [
@@ -377,6 +386,8 @@ class AgentSession:
                 kept=kept,
                 kept_whole=kept_whole,
                 limits=asked.limits,
+                instructions=place.instructions,
+                offered=place.offered,
             )
             self.forest.begin(node, place.root)
             nodes.append(node)

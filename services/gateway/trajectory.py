@@ -87,24 +87,46 @@ def main_lineage(turns: Iterable[TurnNode]) -> int:
 
 
 def join_compacted(session: AgentSession, chat: ChatFormat) -> None:
-    """Give a lineage that goes on with another one's summary the number of that one.
+    """Give a lineage in which the agent goes on with a summary the number of the one before it.
 
-    An agent that is out of room asks for a summary and begins anew with it: its first prompt quotes
-    the last turn of a lineage that is gone on with no more.
+    An agent that is out of room begins anew with a summary of what it has done, which it asked for
+    itself or in a side call without tools. Others quote answers too: who checks one, names it, or
+    goes on with what a sub-agent found. So a lineage joins only that of the agent itself, when that
+    has ended, and with the same instructions and tools.
     """
-    turns = session.forest.turns
-    last = {turn.lineage: turn for turn in turns}
-    firsts: dict[int, TurnNode] = {}
-    for turn in turns:
-        firsts.setdefault(turn.lineage, turn)
-    for first in firsts.values():
+    lineages: dict[int, list[TurnNode]] = {}
+    for turn in session.forest.turns:
+        lineages.setdefault(turn.lineage, []).append(turn)
+    begun = list(lineages.values())
+    if not begun:
+        return
+    agent = next((turns for turns in begun if turns[0].offered), begun[0])
+    for turns in begun[begun.index(agent) + 1 :]:
+        last, first = agent[-1], turns[0]
+        if last.number > first.number or not _is_same_agent(agent[0], first):
+            continue
+        side_calls = [
+            side[-1]
+            for side in begun
+            if not side[0].offered
+            and last.number < side[0].number <= side[-1].number < first.number
+        ]
         read = chat.decode(first.context())
-        before = (one for one in last.values() if one.number < first.number)
-        quoted = next((one for one in before if _summary(one) and _summary(one) in read), None)
-        if quoted is not None:
-            new = first.lineage
+        if any(_summary(one) and _summary(one) in read for one in (last, *side_calls)):
             for turn in turns:
-                turn.lineage = quoted.lineage if turn.lineage == new else turn.lineage
+                turn.lineage = last.lineage
+            agent += turns
+
+
+def _is_same_agent(one: TurnNode, other: TurnNode) -> bool:
+    """Return whether most lines of the instructions are equal, and the tools.
+
+    Not all lines: that with a clock or a count changes from call to call.
+    """
+    if one.offered != other.offered:
+        return False
+    lines, others = set(one.instructions.splitlines()), set(other.instructions.splitlines())
+    return lines == others or 2 * len(lines & others) > max(len(lines), len(others))
 
 
 def _summary(turn: TurnNode) -> str:

@@ -191,6 +191,10 @@ class Session(Protocol):
         """Say that the last byte of a turn's answer was handed to the client's connection."""
         ...
 
+    def note_fault(self, fault: str) -> None:
+        """Note what was ours, where a request could not be served."""
+        ...
+
     def release(self, turn: int) -> None:
         """Say that a turn's answer is told no more, whether or not the client had all of it."""
         ...

@@ -143,7 +143,8 @@ def _why_not(module: str, exc: Exception) -> str:
         return f"{describe(exc)}; the installed {package} has no {missing}: check name and version"
     return (
         f"{describe(exc)}; it imports {missing}, which is not installed here: install its package "
-        f"(`pip install {package}`, where that is its name), or add its folder to run.plugins"
+        f"(`{sys.executable} -m pip install {package}`, where that is its name), or add its folder "
+        "to run.plugins"
     )
 
 

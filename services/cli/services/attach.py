@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import shlex
+import shutil
 import signal
 import socket
 import tempfile
@@ -33,6 +34,7 @@ from agent_r1.runtime.config import RunConfig
 from agent_r1.runtime.http.serving import stop_signals
 from agent_r1.runtime.http.token import RunToken, read_token
 from agent_r1.tools.agents.relay import Relay
+from agent_r1.tools.agents.sandbox import absolute, is_file
 from agent_r1.tools.agents.variables import agent_variables
 from agent_r1_proto.agents import (
     AGENTS,
@@ -99,8 +101,24 @@ def attach(arguments: argparse.Namespace) -> int:
     url, token = _find_service(arguments.service)
     if arguments.token_file is not None:
         token = read_token(arguments.token_file, "--token-file")
+    program = _find_program(arguments.program)
     configure_logging(RunConfig(id="attached"), "agents")
-    return asyncio.run(_attach(url, token, arguments.program, arguments.concurrent))
+    return asyncio.run(_attach(url, token, program, arguments.concurrent))
+
+
+def _find_program(words: Sequence[str]) -> list[str]:
+    """Return a command that means the same in the new folders in which it is started.
+
+    Raises:
+        ConfigError: no program of its name is there.
+    """
+    found = [str(absolute(word)) if is_file(word) else word for word in words]
+    if shutil.which(found[0]) is None:
+        raise ConfigError(
+            f"COMMAND ({words[0]}) is no program that can be started; give its path, and make the "
+            "file executable (chmod +x)"
+        )
+    return found
 
 
 def _find_service(name: str) -> tuple[str, RunToken | None]:
@@ -245,14 +263,20 @@ class Attacher:
                     (folder / "prompt").open("rb") as prompt,
                     (folder / "output").open("wb") as out,
                 ):
-                    process = await asyncio.create_subprocess_exec(
-                        *self.program,
-                        cwd=folder,
-                        env=environment,
-                        stdin=prompt,
-                        stdout=out,
-                        start_new_session=True,
-                    )
+                    try:
+                        process = await asyncio.create_subprocess_exec(
+                            *self.program,
+                            cwd=folder,
+                            env=environment,
+                            stdin=prompt,
+                            stdout=out,
+                            start_new_session=True,
+                        )
+                    except OSError as exc:
+                        raise ConfigError(
+                            f"COMMAND ({self.program[0]}) cannot be started: {exc}; a script needs "
+                            "an interpreter in its first line (#!/bin/sh)"
+                        ) from exc
                 following = asyncio.create_task(self._follow(given.id, relay))
                 waiting = asyncio.create_task(process.wait())
                 try:
@@ -276,13 +300,13 @@ class Attacher:
     async def _follow(self, name: str, relay: Relay) -> None:
         """Return once an attempt is over; let its connections go where its session is."""
         while True:
-            await asyncio.sleep(LOOK_S)
             with contextlib.suppress(httpx.TransportError):
                 answer = await self.client.get(f"/attempts/{name}")
                 if answer.status_code == httpx.codes.GONE:
                     return
                 if answer.status_code == httpx.codes.OK:
                     relay.move(OpenAttempt.model_validate_json(answer.content).attempt.url)
+            await asyncio.sleep(LOOK_S)
 
     def _read(self, folder: Path, code: int | None, *, was_over: bool) -> AttemptReport:
         """Return what a command came to."""

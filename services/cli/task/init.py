@@ -19,6 +19,12 @@ from agent_r1.config.sources import ConfigError, at_hand
 STARTER, TINY_WORLD, ANY_AGENT = "starter", "tiny_world", "any_agent"
 AGENT = "raw_client.py"
 """The agent that `--agent` writes."""
+README_OF_AGENT = f"""
+## With an agent of your own
+`agent.toml` is the run of `run.toml` with {AGENT} in place of our loop: a program that asks for
+its turns over HTTP. Change it, or name another one as `agent.command`, and train it with
+`agent-r1 train agent.toml --run-dir runs/agent`.
+"""
 NOT_COPIED = ("__pycache__", "data", ".index", ".pytest_cache")
 """Files of tiny_world that are not copied, since its data is generated."""
 
@@ -123,3 +129,5 @@ max_session_tokens = 3072
 """,
         encoding="utf-8",
     )
+    with (folder / "README.md").open("a", encoding="utf-8") as readme:
+        readme.write(README_OF_AGENT)

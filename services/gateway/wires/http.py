@@ -198,14 +198,6 @@ class ErrorForm(ABC):
         return JSONResponse(self.body(error), self.statuses[error.kind], headers)
 
 
-def as_wire_error(error: Exception) -> WireError:
-    """Return what a client may know of an error."""
-    if isinstance(error, WireError):
-        return error
-    logger.error("a request of an agent failed", exc_info=error)
-    return WireError("unavailable", "the gateway failed; its log says why. Send the request again")
-
-
 # -- answers -------------------------------------------------------------------------------------
 
 
@@ -262,8 +254,22 @@ class Answer(ABC):
 
     async def delivered(self) -> None:
         """Tell the session that everything was written."""
-        for turn in self._turns:
-            await self.session.delivered(turn)
+        try:
+            for turn in self._turns:
+                await self.session.delivered(turn)
+        except Exception as exc:
+            self.error_of(exc)
+            raise
+
+    def error_of(self, error: Exception) -> WireError:
+        """Return what the client may know of an error; one of ours is noted, and no agent's."""
+        if isinstance(error, WireError):
+            return error
+        logger.error("a request of an agent failed", exc_info=error)
+        self.session.note_fault(f"gateway_error: {type(error).__name__}: {error}")
+        return WireError(
+            "unavailable", "the gateway failed; its log says why. Send the request again"
+        )
 
     def release(self) -> None:
         """Tell the session that nothing more is written."""
@@ -329,7 +335,7 @@ class AnswerResponse(Response):
             logger.warning("a client does not read, so its connection is given up")
             return False
         except Exception as exc:  # noqa: BLE001 - whatever it is, the client reads an error
-            error = as_wire_error(exc)
+            error = self._answer.error_of(exc)
             if not is_begun:
                 await self._answer.refusal(error)(scope, receive, send)
             elif self._is_streamed:

@@ -41,6 +41,9 @@ logger = logging.getLogger(__name__)
 
 NOTICE_S = 30.0
 """An attempt that nobody has asked for is spoken of so often."""
+ARRIVE_S = 30.0
+"""A program that has taken an attempt asks for it again within this time, or another one gets it:
+the answer may not have arrived."""
 LOOK_S = 1.0
 """How often it is seen that a program which waits has gone."""
 _OVER = {"410": "The attempt is over: nobody waits for it any more."}
@@ -131,8 +134,22 @@ class AttachedAgents(Tool):
     async def _next(self) -> str:
         while (name := await self._wanted.get()) not in self._open:
             pass
-        self._open[name].took = time.monotonic()
+        found = self._open[name]
+        found.took = time.monotonic()
+        asyncio.get_running_loop().call_later(ARRIVE_S, self._miss, name, found, found.took)
         return name
+
+    def _miss(self, name: str, found: _Open, took: float) -> None:
+        """Offer an attempt again whose program has not asked for it since it took it."""
+        if self._open.get(name) is found and found.took == took and not found.has_arrived:
+            logger.warning("attempt did not arrive, so another program gets it attempt=%s", name)
+            self.offer_again(name)
+
+    def follow(self, name: str) -> OpenAttempt | None:
+        """Return an attempt that is not over to the program that works on it."""
+        if name in self._open:
+            self._open[name].has_arrived = True
+        return self.find(name)
 
     def find(self, name: str) -> OpenAttempt | None:
         """Return an attempt that is not over."""
@@ -150,8 +167,9 @@ class AttachedAgents(Tool):
     def end(self, name: str, report: AttemptReport) -> bool:
         """Note what came of an attempt; False where nobody waits for it."""
         found = self._open.get(name)
-        if found is None or not found.took or found.end.done():
+        if found is None or found.end.done():
             return False
+        found.has_arrived, found.took = True, found.took or time.monotonic()
         found.end.set_result(report)
         return True
 
@@ -163,6 +181,8 @@ class _Open:
         self.attempt = attempt
         self.took = 0.0
         """When a program took it; 0 where none has."""
+        self.has_arrived = False
+        """The program has said so, by its first question about it or by its end."""
         self.end: asyncio.Future[AttemptReport] = asyncio.get_running_loop().create_future()
 
 
@@ -187,7 +207,7 @@ def add_attempts(app: FastAPI, agents: AttachedAgents) -> None:
 
     @app.get("/attempts/{name}")
     async def find(name: str) -> Response:
-        found = agents.find(name)
+        found = agents.follow(name)
         if found is None:
             raise over(name)
         return json_response(found)

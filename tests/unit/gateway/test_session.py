@@ -15,6 +15,7 @@ from agent_r1.gateway.attempts import _outcome
 from agent_r1.gateway.journal import AttemptEnded, LimitReached
 from agent_r1.gateway.metrics import GatewayMetrics
 from agent_r1.gateway.session import SessionRules
+from agent_r1.gateway.trajectory import last_main_turn
 from agent_r1.gateway.wire import Asked, Begun, Said, WireError
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
@@ -138,6 +139,36 @@ async def test_history_that_a_client_rewords_is_still_the_policys_own(
     trajectory = client.trajectory()
     captured(client, trajectory)
     assert (trajectory.segment_starts, trajectory.lineages) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("sent", "ids"),
+    [
+        ((1, 0), ("", "")),  # calls in another order
+        ((1,), ("",)),  # one is dropped
+        ((0, 1), ("fc_8", "fc_9")),
+        ((1, 0), ("", "fc_9")),  # an id of the client's stands for the call that is left
+    ],
+)
+async def test_results_belong_to_the_calls_that_their_ids_name(
+    both: ChatFormat, end_id: int, sent: tuple[int, ...], ids: tuple[str, ...]
+):
+    client = await open_client(both, end_id, call_text(query="0") + call_text(query="1"), "end")
+    told = (await client.ask(user("who?"), tools=(TOOL,))).message
+    calls = [
+        told.tool_calls[i].model_copy(update={"id": name or told.tool_calls[i].id})
+        for i, name in zip(sent, ids, strict=True)
+    ]
+    results = [
+        ChatMessage(role="tool", content=f"of {call.arguments['query']}", tool_call_id=call.id)
+        for call in calls
+    ]
+    mine = ChatMessage(role="assistant", content="", tool_calls=calls)
+    await client.ask(user("who?"), mine, *results, tools=(TOOL,))
+    trajectory = client.trajectory()
+    captured(client, trajectory)
+    found = [call.text() for call in trajectory.turns[0].calls]
+    assert found == [f"of {i}" if i in sent else "" for i in (0, 1)]
 
 
 async def test_a_changed_history_begins_a_segment_with_the_policys_own_tokens(
@@ -391,6 +422,60 @@ async def test_a_summary_that_is_gone_on_with_keeps_its_lineage(both: ChatFormat
     assert {one.excluded for one in trajectory.lineages} == {"", "side_call"}
 
 
+async def test_a_summary_of_a_side_call_is_gone_on_with_by_the_agent(both: ChatFormat, end_id: int):
+    summary = "Summary: Ada was looked for, and nothing is known yet."
+    client = await open_client(both, end_id, SEARCH, SEARCH, summary, SEARCH, ANSWER)
+    rules = "You are an agent.\nYou look things up.\nCalls so far: "
+    history = [system(f"{rules}0"), user("who?")]
+    for _ in range(2):
+        told = (await client.ask(*history, tools=(TOOL,))).message
+        history += [told, result(told, "p")]
+    await client.ask(system("Summarize."), user("The dialogue: who? p p"))
+    history = [system(f"{rules}2"), user(f"What was done: {summary}")]
+    told = (await client.ask(*history, tools=(TOOL,))).message
+    await client.ask(*history, told, result(told, "p"), tools=(TOOL,))
+    heir = await client.successor()
+    for one in (client, heir):
+        trajectory = one.trajectory(credit="main")
+        captured(one, trajectory)
+        assert [turn.text for turn in trajectory.trained_turns()] == [SEARCH] * 3 + [ANSWER]
+        assert [lineage.excluded for lineage in trajectory.lineages] == ["", "side_call"]
+
+
+@pytest.mark.parametrize("tools", [(), (TOOL,)], ids=["no tools", "tools"])
+async def test_who_checks_an_answer_is_another_lineage(
+    both: ChatFormat, end_id: int, tools: tuple[ToolSpec, ...]
+):
+    final = "The capital is Paris, as everybody knows."
+    client = await open_client(both, end_id, final, '{"ok": true}')
+    await client.ask(system("You answer."), user("Which capital?"), tools=tools)
+    await client.ask(system("Check the answer."), user(final), tools=tools)
+    trajectory = client.trajectory(credit="main")
+    assert [turn.text for turn in trajectory.trained_turns()] == [final]
+    last = last_main_turn(client.session, "main")
+    assert last is not None
+    assert last.number == 0
+
+
+async def test_a_sub_agent_that_is_given_what_another_found_is_a_lineage_of_its_own(
+    both: ChatFormat, end_id: int
+):
+    found = "Paris is the capital of France since 987."
+    client = await open_client(both, end_id, SEARCH, "step", found, SEARCH, "draft", "text", ANSWER)
+    history = [system("You delegate."), user("who?")]
+    for question, text in (("research this", found), (f"write with: {found}", "text")):
+        told = (await client.ask(*history, tools=(TOOL,))).message
+        step = (await client.ask(user(question))).message
+        await client.ask(user(question), step, user("go on"))
+        history += [told, result(told, text)]
+    await client.ask(*history, tools=(TOOL,))
+    trajectory = client.trajectory(credit="main")
+    captured(client, trajectory)
+    assert [turn.text for turn in trajectory.trained_turns()] == [SEARCH, SEARCH, ANSWER]
+    names = [one.name for one in trajectory.lineages]
+    assert names == ["main", "agent-1:side_call", "agent-2:side_call"]
+
+
 async def test_a_question_asked_anew_takes_no_credit_from_another(both: ChatFormat, end_id: int):
     client = await open_client(both, end_id, "rejected", "title", "wanted", "end")
     await client.ask(user("who?"))
@@ -496,6 +581,20 @@ async def test_a_session_that_moves_keeps_its_limits_and_faults(both: ChatFormat
     heir = (await client.successor(rules)).session
     assert (heir.requests, heir.spent, heir.fault) == (2, "max_requests", "tool_timeout: search")
     assert heir.tools == {"search": "search-1"}
+
+
+async def test_a_limit_is_noted_once_however_often_an_agent_asks(both: ChatFormat, end_id: int):
+    client = await open_client(both, end_id, "one", rules=SessionRules(max_session_tokens=8))
+    await client.ask(user("who?"))
+    with pytest.raises(WireError, match="max_session_tokens"):
+        client.session.count_tokens(Asked(messages=(user("who?"),)))
+    assert client.session.spent == ""  # nothing was asked of the policy
+    for _ in range(3):
+        with pytest.raises(WireError, match="max_session_tokens"):
+            await client.ask(user("who?"))
+    await client.session.journal.write()
+    noted = [json.loads(entry)["event"] for entry in client.log.entries]
+    assert (client.session.spent, noted.count("limit")) == ("max_session_tokens", 1)
 
 
 async def test_what_comes_during_a_write_is_written_by_the_next(both: ChatFormat, end_id: int):
@@ -733,6 +832,20 @@ async def test_volatile_text_is_shown_as_it_was_at_first(both: ChatFormat, end_i
     assert trajectory.segment_starts == []
     assert "now: 2" not in both.decode(trajectory.token_ids.tolist())
     assert client.session.forest.changed_texts == 1
+
+
+async def test_another_gateway_shows_volatile_text_as_it_was_at_first(
+    both: ChatFormat, end_id: int
+):
+    rules = SessionRules(volatile=(r"now: \d+",))
+    client = await open_client(both, end_id, "one", "two", rules=rules)
+    told = await client.ask(system("now: 1"), user("who?"))
+    heir = await client.successor(rules)
+    # A history that was rewritten is rendered from its beginning.
+    await heir.ask(system("now: 2"), user("who?"), told.message, system("Be brief."))
+    assert heir.session.forest.turns[-1].begins
+    read = both.decode(client.servers.requests[-1].token_ids)
+    assert ("now: 1" in read, "now: 2" in read) == (True, False)
 
 
 async def test_a_template_that_rewrites_has_a_segment_for_each_turn(end_id: int):

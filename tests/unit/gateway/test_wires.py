@@ -976,6 +976,16 @@ async def test_a_fault_in_a_stream_ends_it_and_nothing_is_delivered(kind: type[W
         with pytest.raises(_sdk(kind).InternalServerError):
             await wire.ask([wire.user("Where?")])
     assert session.delivered_turns == []
+    assert set(session.faults) == {"gateway_error: RuntimeError: secret of the gateway"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_delivery_that_cannot_be_noted_is_a_fault_of_ours(stream: bool):
+    session = FakeSession(delivery_fails=ConnectionError("Redis is away"))
+    async with faked(Chat, session) as wire:
+        with contextlib.suppress(openai.APIError):  # whether it has all by then is the client's
+            await wire.ask([wire.user("Where?")], stream=stream)
+    assert session.faults[0] == "gateway_error: ConnectionError: Redis is away"
 
 
 @on(*ALL)

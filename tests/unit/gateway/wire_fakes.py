@@ -42,6 +42,8 @@ class FakeSession:
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     journal_writes: asyncio.Event | None = None
     """What a delivery waits for."""
+    delivery_fails: Exception | None = None
+    faults: list[str] = field(default_factory=list[str])
     kept: dict[str, ChatMessage] = field(default_factory=dict[str, ChatMessage])
     """Of the dialogue that goes on by the id of an answer: what turns have said, by their ids."""
     model: str = "policy"
@@ -83,7 +85,12 @@ class FakeSession:
     async def delivered(self, turn: int) -> None:
         if self.journal_writes is not None:
             await self.journal_writes.wait()
+        if self.delivery_fails is not None:
+            raise self.delivery_fails
         self.delivered_turns.append(turn)
+
+    def note_fault(self, fault: str) -> None:
+        self.faults.append(fault)
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -11,8 +12,11 @@ import pytest
 
 import agent_r1
 from agent_r1.runtime.agent_settings import AgentSettings
+from agent_r1.tools.agents import attached
 from agent_r1.tools.agents.ending import describe_end
 from agent_r1.tools.agents.tool import AgentTool, import_agent
+from agent_r1.tools.base import CallContext
+from agent_r1_proto.agents import AgentEnd, AttemptReport
 
 PROGRAM = AgentSettings(command=["agent"], answer="output", memory_mb=512, cpu_s=5.0)
 CLASS = AgentSettings(type="my:Agent", answer="output")
@@ -116,3 +120,26 @@ def test_the_answer_comes_from_where_the_table_says():
     assert describe_end(in_file, said).artefacts == {"a": "Oslo"}
     assert describe_end(in_file, report()).answer is None
     assert describe_end(message, said).answer is None
+
+
+@pytest.mark.parametrize("arrives", [False, True])
+async def test_an_attempt_whose_program_never_asked_for_it_is_given_to_another(
+    arrives: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(attached, "ARRIVE_S", 1.0 if arrives else 0.0)
+    agents = attached.AttachedAgents(attached=True)
+    attempt = {
+        "task": {"id": "one", "prompt": [{"role": "user", "content": "Who?"}]},
+        "url": "http://gateway/sessions/one/v1",
+        "key": "k" * 16,
+        "model": "policy",
+        "timeout_s": 60.0,
+    }
+    call = asyncio.create_task(agents.call({}, CallContext("one", 0, attempt, 60.0)))
+    taken = await agents.take(10.0)
+    assert taken is not None
+    assert not arrives or agents.follow("one") is not None
+    again = await agents.take(1.5 if arrives else 10.0)
+    assert (again is None) == arrives
+    assert agents.end("one", AttemptReport(answer="Ada"))
+    assert AgentEnd.model_validate((await call).data).answer == "Ada"

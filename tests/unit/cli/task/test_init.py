@@ -67,5 +67,6 @@ def test_an_agent_is_written_beside_the_run_that_trains_it(tmp_path: Path):
     assert config.agent.command is not None
     assert [Path(word).is_file() for word in config.agent.command] == [True, True]
     assert config.agent.answer == "output"
+    assert "agent-r1 train agent.toml" in (folder / "README.md").read_text()
     assert config.data is not None
     assert "search" in config.tools
