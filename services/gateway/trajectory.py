@@ -77,11 +77,13 @@ def _excluded(turn: TurnNode, answers: list[TurnNode], credit: Credit, main: int
 
 
 def main_lineage(turns: Iterable[TurnNode]) -> int:
-    """Return the number of the lineage with the most turns, the first of equals.
+    """Return the number of the lineage with the most turns that the agent had, the first of equals.
 
-    Answers to one history count once.
+    Answers to one history count once. Turns that it had not count where it had none.
     """
-    asked = {(turn.lineage, turn.asked) for turn in turns if turn.token_ids}
+    sampled = [turn for turn in turns if turn.token_ids]
+    had = [turn for turn in sampled if turn.delivered]
+    asked = {(turn.lineage, turn.asked) for turn in had or sampled}
     counts = Counter(lineage for lineage, _ in asked)
     return min(counts, key=lambda lineage: (-counts[lineage], lineage), default=0)
 

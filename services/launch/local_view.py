@@ -333,4 +333,7 @@ def log_of(log_dir: Path, one: Failure) -> Path:
 
 def program(name: str) -> str:
     """Return how to call a program of this environment: by name, or by path when not on PATH."""
-    return name if shutil.which(name) else quoted(Path(sys.executable).with_name(name))
+    own = Path(sys.executable).with_name(name)
+    if name == "agent-r1" and not own.exists():  # an environment on top of another one
+        return f"{quoted(Path(sys.executable))} -m agent_r1.cli.main"
+    return name if shutil.which(name) else quoted(own)

@@ -18,12 +18,14 @@ from pydantic import JsonValue
 from agent_r1.gateway.config import AgentConfig
 from agent_r1.gateway.session import SessionRules
 from agent_r1.tools.agents import relay
+from agent_r1_proto.parts import TextPart
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import Task
+from agent_r1_proto.tools import ToolCall, ToolResult
 from agent_r1_proto.trajectory import Trajectory
 from tests.support.agent_scene import agent_scene, scene_chat
 from tests.support.builders import rollout_task
-from tests.support.fakes import FakePolicy, call_text
+from tests.support.fakes import FakePolicy, FakeToolServer, call_text
 
 pytestmark = [pytest.mark.redis, pytest.mark.slow]
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -44,6 +46,7 @@ COMMANDS = (
 PROMPT = "Write add.py with a function add(a, b), and test it."
 DELEGATED = "Say which function add.py wants"
 SUMMARY = "SUMMARY of what was done: add.py is written, and by now it is mended."
+CODE = {"type": "object", "properties": {"code": {"type": "string"}}}
 LONG = "python3 -c \"print('a line of text ' * 700)\""
 
 
@@ -287,3 +290,30 @@ async def test_a_program_delegates_and_runs_out_of_room(name: str, broker: Broke
     captured = int(trajectory.action_mask.sum())
     assert captured == int((trajectory.trained_mask() & trajectory.action_mask).sum())
     assert len(trajectory.token_ids) <= 1.2 * sum(delegating.histories.values())
+
+
+async def test_pi_checks_a_program_as_the_example_has_it(broker: Broker, run_id: str):
+    example = REPOSITORY / "examples" / "tiny_code" / "pi"
+    config, chat = config_of("pi"), scene_chat()
+    config = config.model_copy(update={"show": [*config.show, example]})
+    end_id = min(chat._end_of_turn_ids)
+    command = "cat >f.py <<E\ndef f(x):\n return x\nE\ncheck f.py"
+
+    def write(token_ids: list[int], number: int) -> list[int]:
+        is_done = "</tool_response>" in chat.decode(token_ids)
+        text = "<answer>done</answer>" if is_done else PROGRAMS["pi"].call(command)
+        return [*chat.encode(text), end_id]
+
+    def tested(call: ToolCall) -> ToolResult:
+        return ToolResult(parts=[TextPart(text="ok")], data={"passed": 6, "failed": 0, "total": 6})
+
+    tool = FakeToolServer(name="python_exec", answer=tested, parameters=CODE)
+    policy = FakePolicy(write, eos_token_ids=[end_id], max_context=MAX_CONTEXT)
+    async with tool, agent_scene(broker, chat, policy, config, tool, rules=RULES) as attempts:
+        task = Task(id="q", prompt=" Write f(x): keep even.")
+        trajectory = await attempts.run(rollout_task(run_id, task=task))
+    (called,) = tool.calls
+    assert called.arguments == {"code": "def f(x):\n return x"}
+    made, checked = trajectory.turns[0].calls
+    assert (made.tool, made.text(), checked.tool) == ("bash", "ok", "python_exec")
+    assert checked.data == {"passed": 6, "failed": 0, "total": 6}

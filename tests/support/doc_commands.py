@@ -81,6 +81,7 @@ ELSEWHERE = {
             "lookahead/turn_credit",
             "tiny_code/error_text",
             "tiny_code/no_error_text",
+            "tiny_code/pi",
             "tiny_math/methods",
             "tiny_world",
         )
@@ -117,6 +118,9 @@ ELSEWHERE = {
     ("examples/multihop_qa/README.md", "agent-r1 train"): "tests/e2e/test_multihop_smoke.py",
     ("examples/starter/README.md", ""): "tests/e2e/test_wheel.py",
     ("examples/tiny_code/README.md", "python examples/tiny_code/generate.py"): (
+        "tests/unit/examples/test_tiny_code.py"
+    ),
+    ("examples/tiny_code/README.md", "sh examples/tiny_code/pi/train.sh"): (
         "tests/unit/examples/test_tiny_code.py"
     ),
     ("examples/tiny_code/README.md", "agent-r1 train"): "tests/unit/examples/test_tiny_code.py",

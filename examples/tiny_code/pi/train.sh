@@ -7,7 +7,7 @@ npm install --ignore-scripts --no-audit --no-fund --silent --prefix build/npm @m
 export PATH="$PWD/build/npm/node_modules/.bin:$PATH"
 if ! [ -d runs/tiny_code_pi/base ]; then
     .venv/bin/python "$example/generate.py" --seed 0 --out "$example/data"
-    .venv/bin/python "$example/pi/base.py" --out runs/tiny_code_pi
+    .venv/bin/python "$example/pi_base.py" --out runs/tiny_code_pi
     .venv/bin/agent-r1 sft "$example/pi/base.toml"
 fi
 exec .venv/bin/agent-r1 table "$example/pi/table.toml"

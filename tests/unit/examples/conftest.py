@@ -22,7 +22,7 @@ DEEP_SCRIPTS = (
 MATH_SCRIPTS = ("problems", "solvers", "demonstrations", "tokenizer", "generate")
 CODE_SCRIPTS = (
     *("operations", "trials", "exercises", "programmers"),
-    *("demonstrations", "tokenizer", "generate", "repair"),
+    *("demonstrations", "tokenizer", "generate", "repair", "init_model", "pi_base"),
 )
 
 LOOKAHEAD_SCRIPTS = (

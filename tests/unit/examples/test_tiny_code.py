@@ -4,6 +4,8 @@ import ast
 import hashlib
 import itertools
 import json
+import random
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -263,3 +265,25 @@ def test_exercises_are_paired_however_their_answers_came(
 def test_an_agent_that_has_not_been_asked_is_named(tiny_code: SimpleNamespace, tmp_path: Path):
     with pytest.raises(ValueError, match=r"base\.jsonl"):
         tiny_code.repair.estimates(tmp_path)
+
+
+def test_the_base_of_pi_reads_its_lines_as_tokens(
+    tiny_code: SimpleNamespace, tiny_code_files: Path
+):
+    base = tiny_code.pi_base
+    text = (
+        "You work in a terminal.\n\nBe brief.\nBe brief and kind.\nCurrent date: 2026-11-27\n"
+        "Current working directory: /tmp/work"
+    )
+    tokenizer = base.build_tokenizer(text)
+    told = next(base.demonstrations(text, tiny_code_files / "sft.jsonl", random.Random(0)))
+    system = str(told.messages[0].content)
+    words = [tokenizer.decode([token]) for token in tokenizer.encode(system)]
+    assert {"You work in a terminal.", "Be brief.", "Be brief and kind."} <= set(words)
+    assert system != text  # on another day, and nothing else
+    assert re.sub(r"date: \S+", "", system) == re.sub(r"date: \S+", "", text)
+    call = str(told.messages[2].content)
+    assert call.startswith(f"<tool_call>{base.CALL}")
+    assert call.endswith(f"{base.END}</tool_call>")
+    assert tokenizer.decode(tokenizer.encode(call)) == call
+    assert len(tokenizer.encode(call)) < 60

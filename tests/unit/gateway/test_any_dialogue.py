@@ -8,7 +8,7 @@ import re
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agent_r1.gateway.session import SessionRules
@@ -84,6 +84,7 @@ async def _behave(client: Client, chance: random.Random) -> dict[int, list[str]]
 
 
 @settings(max_examples=40, deadline=None)
+@example(seed=28831, keeps=False, credit="main")  # the agent had nothing of the longest lineage
 @given(seed=st.integers(0, 1 << 32), keeps=st.booleans(), credit=st.sampled_from(["all", "main"]))
 def test_every_token_once_and_behind_what_it_was_sampled_after(
     chat: ChatFormat, seed: int, keeps: bool, credit: Credit

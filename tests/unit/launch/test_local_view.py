@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from agent_r1.launch.local_view import (
     TrainingView,
     in_columns,
     in_line,
+    program,
     step_values,
     total_steps,
 )
@@ -57,6 +60,21 @@ def test_a_step_is_one_line_with_everything_that_matters():
         "step 2/10  reward 0.250  EM 0.500  search 1.50  tokens/s 1,234  queue 7  staleness 1  "
         "policy v2  left 24s"
     )
+
+
+@pytest.mark.parametrize(("is_installed", "is_on_path"), [(1, 1), (1, 0), (0, 1)])
+def test_programs_are_called_as_this_environment_has_them(
+    is_installed: int, is_on_path: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    python = tmp_path / "python"
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if is_on_path else None)
+    if is_installed:
+        (tmp_path / "agent-r1").touch()
+    by_path = "agent-r1" if is_on_path else str(tmp_path / "agent-r1")
+    # An environment on top of another one has its packages, and no commands of its own.
+    wanted = by_path if is_installed else f"{python} -m agent_r1.cli.main"
+    assert program("agent-r1") == wanted
 
 
 def test_a_task_of_another_kind_shows_its_own_components_and_tools_and_no_exact_match():

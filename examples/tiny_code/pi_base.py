@@ -1,6 +1,6 @@
 """Write what the base model of pi is trained from: a tokenizer, initial weights, demonstrations.
 
-    python examples/tiny_code/pi/base.py --out runs/tiny_code_pi
+    python examples/tiny_code/pi_base.py --out runs/tiny_code_pi
 
 It starts pi once against a server that only listens, to learn what it tells a model. Each line of
 that is one token of this tokenizer, so that the prompt of a small model stays short; the date is
@@ -12,7 +12,6 @@ import json
 import os
 import random
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -20,24 +19,22 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
-EXAMPLE = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(EXAMPLE))
+from init_model import SIZES
+from programmers import DONE
+from tokenizer import MARKERS, vocabulary
+from transformers import Qwen2Tokenizer
 
-from init_model import SIZES  # noqa: E402
-from programmers import DONE  # noqa: E402
-from tokenizer import MARKERS, vocabulary  # noqa: E402
-from transformers import Qwen2Tokenizer  # noqa: E402
-
-from agent_r1.examples.small_model import (  # noqa: E402
+from agent_r1.examples.small_model import (
     MARKUP,
     SHORT_TEMPLATE,
     make_tokenizer,
     write_model,
 )
-from agent_r1.gateway.config import AgentConfig  # noqa: E402
-from agent_r1.learner.sft.data import Demonstration  # noqa: E402
-from agent_r1.runtime.files.published_data import write_lines  # noqa: E402
-from agent_r1_proto.tasks import ChatMessage  # noqa: E402
+from agent_r1.gateway.config import AgentConfig
+from agent_r1.learner.sft.data import Demonstration
+from agent_r1.runtime.files.published_data import write_lines
+from agent_r1.tools.agents.variables import agent_variables
+from agent_r1_proto.tasks import ChatMessage
 
 CALL = '{"name":"bash","arguments":{"command":"cat >f.py <<E\\ndef f(x):'
 END = '\\nE\\ncheck f.py"}}'
@@ -45,6 +42,7 @@ QUESTION = "Write f(x): "
 FOLDER = "/tmp/work"
 """Where an agent works in its sandbox."""
 START_S = 60
+CONTEXT = 1024
 
 
 class Listener(BaseHTTPRequestHandler):
@@ -68,12 +66,11 @@ def instructions() -> str:
     server = HTTPServer(("127.0.0.1", 0), Listener)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with tempfile.TemporaryDirectory() as home:
+        url = f"http://127.0.0.1:{server.server_port}/v1"
         told = {
             "HOME": home,
             "PATH": os.environ["PATH"],
-            "OPENAI_BASE_URL": f"http://127.0.0.1:{server.server_port}/v1",
-            "OPENAI_API_KEY": "none",
-            "OPENAI_MODEL": "policy",
+            **agent_variables(url, "none", "policy", CONTEXT, "", ""),
         }
         subprocess.run(
             agent.command,
@@ -111,9 +108,9 @@ def on_a_day(text: str, rng: random.Random) -> str:
     return f"{before}Current date: {day}\n{rest}"
 
 
-def demonstrations(text: str, rng: random.Random) -> Iterator[Demonstration]:
+def demonstrations(text: str, file: Path, rng: random.Random) -> Iterator[Demonstration]:
     """Yield the demonstrations of tiny_code as pi shows them."""
-    with (EXAMPLE / "data" / "sft.jsonl").open(encoding="utf-8") as lines:
+    with file.open(encoding="utf-8") as lines:
         for line in lines:
             first, *rest = Demonstration.model_validate_json(line).messages
             question = ChatMessage(role="user", content=str(first.content).strip())
@@ -138,7 +135,8 @@ def main() -> None:
     out: Path = parser.parse_args().out
     text = instructions()
     write_model(out / "init", build_tokenizer(text), SIZES, 0)
-    write_lines(out / "sft.jsonl", demonstrations(text, random.Random("tiny-code-pi")))
+    file = Path(__file__).with_name("data") / "sft.jsonl"
+    write_lines(out / "sft.jsonl", demonstrations(text, file, random.Random("tiny-code-pi")))
 
 
 if __name__ == "__main__":
