@@ -32,6 +32,7 @@ EXAMPLE = REPOSITORY / "examples" / "any_agent"
 RAW = [sys.executable, str(EXAMPLE / "raw_client.py")]
 CLASSES = {
     "openai-agents": ("agents", "search_agent:SearchAgent"),
+    "openai-agents, Responses": ("agents", "search_agent:ResponsesAgent"),
     "pydantic-ai": ("pydantic_ai", "pydantic_ai_agent:PydanticAgent"),
     "langgraph": ("langgraph", "langgraph_agent:GraphAgent"),
     "smolagents": ("smolagents", "smolagents_agent:SmolAgent"),
@@ -143,7 +144,7 @@ async def test_rewards_get_what_tools_of_the_run_say(
 def test_a_program_that_nobody_knows_is_named():
     with pytest.raises(
         ValueError,
-        match=r"known \('pie'\) is none of claude, codex, opencode, pi; set command instead",
+        match=r"known \('pie'\) is none of claude, codex, mini, opencode, pi; set command instead",
     ):
         AgentConfig.model_validate({"known": "pie"})
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import statistics
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +32,7 @@ from tests.support.fakes import FakePolicy, FakeToolServer, call_text
 pytestmark = [pytest.mark.redis, pytest.mark.slow]
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = REPOSITORY / "build" / "npm" / "node_modules"
+MINI = REPOSITORY / "build" / "mini"
 REPORT = os.environ.get("AGENTS_REPORT")
 MAX_CONTEXT = 500_000
 """A token is a letter here, and the instructions of some programs are long."""
@@ -55,7 +58,7 @@ class Program:
     """A program as the test knows it."""
 
     folder: str
-    """Of its executable, in the folder of the packages."""
+    """Of its executable, in that of the packages."""
     shell: str
     """Name of its tool that runs a command."""
     argument: str = "command"
@@ -65,6 +68,9 @@ class Program:
     """Requests beside the work, such as for a title."""
     delegate: tuple[str, Mapping[str, JsonValue]] | None = None
     """Its tool that starts another agent, and the arguments; None where it has none."""
+    packages: Path = PACKAGES
+    last: str = "It is mended."
+    """Turn with which it ends."""
     room: int = 0
     """Context in which it compacts before it ends; 0 where it cannot in one go."""
 
@@ -73,6 +79,12 @@ class Program:
 
 
 PROGRAMS = {
+    "mini": Program(
+        "bin",
+        "bash",
+        packages=MINI,
+        last=call_text("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
+    ),
     "pi": Program(".bin", "bash"),
     "claude": Program(
         "@anthropic-ai/claude-code-linux-x64",
@@ -117,7 +129,8 @@ def rows() -> Iterator[list[Sequence[object]]]:
     found: list[Sequence[object]] = []
     yield found
     if REPORT is not None:
-        head = ("program", "turns", "rows", "captured", "trained", "excluded", "ratio")
+        head = ("program", "requests", "turns", "rows", "captured", "trained", "excluded", "ratio")
+        head += ("streamed", "ms")
         lines = [head, ["---"] * len(head), *sorted(found, key=str)]
         table = "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
         path = Path(REPORT)
@@ -146,13 +159,14 @@ def report_of(name: str, trajectory: Trajectory) -> Sequence[object]:
 
 def config_of(name: str) -> AgentConfig:
     """Return the table of a program; skips where it is not installed."""
-    folder = PACKAGES / PROGRAMS[name].folder
+    packages = PROGRAMS[name].packages
+    folder = packages / PROGRAMS[name].folder
     if not (folder / name).exists():
         pytest.skip(f"{name} is not installed; `make test-agents` installs it, where npm is")
     return AgentConfig.model_validate(
         {
             "known": name,
-            "show": [str(PACKAGES), str(folder)],
+            "show": [str(packages), str(folder)],
             "answer": "output",
             "artefacts": ["add.py"],
             "memory_mb": 16384,
@@ -164,21 +178,32 @@ def config_of(name: str) -> AgentConfig:
 
 
 @dataclass
-class Cut:
-    """Breaks the connection in the middle of an answer, once."""
+class Watched:
+    """Counts what travels between a program and its session, and may break it once."""
 
-    answers: int
-    """Which one it is."""
-    seen: int = 0
+    cut_at: int = 0
+    """Which answer is broken in its middle; 0: none."""
+    requests: int = 0
+    answers: int = 0
+    streamed: int = 0
+    waits: list[float] = field(default_factory=list[float])
+    """Seconds from a request to the first bytes of its answer."""
+    _asked: dict[object, float] = field(default_factory=dict[object, float])
 
     async def pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(1 << 16):
-            self.seen += data.startswith(b"HTTP/1.1 200")
-            if data.startswith(b"HTTP/1.1 200") and self.seen == self.answers:
-                writer.write(data[: len(data) // 2])
-                await writer.drain()
-                writer.transport.abort()
-                raise ConnectionResetError("cut by the test")
+            if data.startswith((b"POST", b"GET", b"HEAD")):
+                self.requests += 1
+                self._asked[reader._transport] = time.monotonic()  # pyright: ignore[reportAttributeAccessIssue]
+            if data.startswith(b"HTTP/1.1 200"):
+                self.answers += 1
+                self.streamed += b"text/event-stream" in data
+                self.waits.append(time.monotonic() - self._asked[writer.transport])
+                if self.answers == self.cut_at:
+                    writer.write(data[: len(data) // 2])
+                    await writer.drain()
+                    writer.transport.abort()
+                    raise ConnectionResetError("cut by the test")
             writer.write(data)
             await writer.drain()
         if writer.can_write_eof():
@@ -195,13 +220,12 @@ async def test_a_program_works_with_its_own_tools(
     rows: list[Sequence[object]],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    cut = Cut(answers=3)
-    if is_cut:
-        monkeypatch.setattr(relay, "_pump", cut.pump)
+    watched = Watched(cut_at=3 if is_cut else 0)
+    monkeypatch.setattr(relay, "_pump", watched.pump)
     program = PROGRAMS[name]
     chat = scene_chat()
     end_id = min(chat._end_of_turn_ids)
-    script = [*map(program.call, COMMANDS), "It is mended."]
+    script = [*map(program.call, COMMANDS), program.last]
 
     def write(token_ids: list[int], number: int) -> list[int]:
         read = chat.decode(token_ids)
@@ -225,9 +249,11 @@ async def test_a_program_works_with_its_own_tools(
     assert len(trajectory.turns) == len(script) + program.side_calls
     row = report_of(name, trajectory)
     if is_cut:
-        assert cut.seen > cut.answers
+        assert watched.answers > watched.cut_at
     else:
-        rows.append(row)
+        streams = "yes" if watched.streamed else "no"
+        wait = f"{1000 * statistics.median(watched.waits):.0f}"
+        rows.append((name, watched.requests, *row[1:], streams, wait))
     assert float(str(row[-1])) <= 1.2
 
 
