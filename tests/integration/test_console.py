@@ -110,6 +110,7 @@ class Console:
         """Start a command in the folder, and return its log."""
         log = self._folder / f"log{len(self.processes)}"
         clean = {k: v for k, v in os.environ.items() if not k.startswith("AGENT_R1_")}
+        clean["XDG_CACHE_HOME"] = str(self._folder / "cache")
         env: Mapping[str, str] = {**clean, **variables}
         log.touch()  # the process opens it a moment later
         self.processes.append(Forked(AGENT_R1, *command, env=env, log=log, cwd=self._folder))
@@ -194,12 +195,14 @@ def test_curves_follow_the_file_and_lead_to_a_step_by_key_and_by_click(
     page.keyboard.press("End")
     expect(page.get_by_text("long, step 5001: 50.01")).to_be_visible()
     page.keyboard.press("Enter")
-    page.wait_for_url("**/runs/long?step=5001#step")
+    page.wait_for_url("**/runs/long/trajectories?step=5001")
+    page.get_by_role("link", name="Numbers of step 5001").click()
     expect(page.get_by_role("heading", name="Step 5001")).to_be_visible()
     page.go_back()
+    page.go_back()
     page.locator(".plot .u-over").click(position={"x": 300, "y": 100})
-    page.wait_for_url("**/runs/long?step=*")
-    assert 1 < int(page.url.partition("step=")[2].partition("#")[0]) < 5001
+    page.wait_for_url("**/runs/long/trajectories?step=*")
+    assert 1 < int(page.url.partition("step=")[2]) < 5001
 
 
 def test_a_metric_is_found_chosen_and_smoothed_without_a_reload(console: Console, page: Page):
@@ -241,6 +244,7 @@ def test_hostile_names_are_text_on_every_page_and_can_be_chosen(console: Console
         page.locator(".plot").focus()
         page.keyboard.press("Home")
         page.keyboard.press("Enter")
+        page.get_by_role("link", name="Numbers of step 1").click()
         expect(page.get_by_role("heading", name="Step 1")).to_be_visible()
     page.goto(url)
     for box in boxes.all():

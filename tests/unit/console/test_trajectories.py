@@ -1,0 +1,175 @@
+"""Pages of trajectories: filters, pages, and texts that models and tools have written."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import httpx
+import pytest
+
+from agent_r1.console.app import create_app
+from agent_r1.console.pages import key_of
+from agent_r1.console.runs import Runs
+from agent_r1.runs.store import StoredTrajectory, TrajectoryStore
+from agent_r1_proto.parts import TextPart
+from agent_r1_proto.tasks import Task
+from agent_r1_proto.trajectory import ToolCallRecord
+from tests.support.builders import rollout_task, scored, stored
+from tests.support.config_scene import write_scene
+from tests.support.console_scene import HOSTILE, write_run
+from tests.unit.console.test_app import Strict, page
+
+LIST = "/runs/run/trajectories"
+
+
+def sample(group: int, index: int, reward: float, **facts: Any) -> StoredTrajectory:
+    """One sample of the question q{group}."""
+    task = Task(id=f"q{group}", prompt=f"Who is number {group}?", metadata={"set": "near"})
+    rollout = rollout_task(group_id=group, sample_index=index, task=task)
+    names = ("answer", "calls", "status", "policy_version", "num_sampled")
+    changes = {key: facts.pop(key) for key in names if key in facts}
+    return stored(scored(rollout, total=reward, **changes), **facts)
+
+
+def call_of(text: str, **facts: Any) -> ToolCallRecord:
+    """One call of the tool search, and what it answered."""
+    fields = {"tool": "search", "status": "ok", **facts}
+    return ToolCallRecord(end_token_index=4, parts=[TextPart(text=text)], **fields)
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrajectoryStore:
+    """The empty store of the run `run`."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = write_run(write_scene(tmp_path / "scene"), tmp_path / "runs" / "run")
+    (folder / "trajectories").mkdir()
+    return TrajectoryStore(folder, 1.0)
+
+
+@pytest.fixture
+async def browser(tmp_path: Path, store: TrajectoryStore) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app=create_app(Runs(tmp_path / "runs"), None))
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://console.test", headers={"accept": "text/html"}
+    ) as client:
+        yield client
+
+
+def links(found: Strict, beginning: str) -> list[str]:
+    return [one for one in found.values("a", "href") if one and one.startswith(beginning)]
+
+
+@pytest.mark.parametrize(
+    ("query", "tasks"),
+    [
+        ("", ["q3", "q2", "q1", "q0"]),
+        ("?step=1", ["q1", "q0"]),
+        ("?step=1&step_to=2", ["q2", "q1", "q0"]),
+        ("?of=steps&sort=reward", ["q2", "q1", "q0"]),
+        ("?of=steps&sort=reward/em&order=up", ["q0", "q1", "q2"]),
+        ("?of=eval:after", ["q3"]),
+        ("?reward=0.2&reward_to=0.6", ["q1"]),
+        ("?component=em&value=0.75&step=2", ["q2"]),
+        ("?tool=search", ["q1"]),
+        ("?status=TRUNCATED", ["q2"]),
+        ("?task=q1", ["q1"]),
+        ("?group=2", ["q2"]),
+        ("?version=7", ["q2"]),
+        ("?tokens=10", ["q2"]),
+        ("?staleness=3", ["q0"]),
+        ("?set=near&text=%22number+0%22", ["q0"]),
+        ("?text=nobody", []),
+    ],
+)
+async def test_rows_are_those_that_the_address_asks_for(
+    browser: httpx.AsyncClient, store: TrajectoryStore, query: str, tasks: list[str]
+):
+    calls = [call_of("Ada")]
+    store.write("step_000001", [sample(0, 0, 0.0, staleness=3), sample(1, 0, 0.5, calls=calls)])
+    long = {"policy_version": 7, "num_sampled": 9, "status": "TRUNCATED"}
+    store.write("step_000002", [sample(2, 0, 1.0, step=2, **long)])
+    store.write("eval_after", [sample(3, 0, 1.0, step=3, trained=False)])
+    found = await page(browser, LIST + query)
+    assert [row.split()[0] for row in found.rows[1:]] == tasks
+
+
+async def test_pages_lead_to_each_other_and_keep_the_choices(
+    browser: httpx.AsyncClient, store: TrajectoryStore
+):
+    store.write("step_000001", [sample(number, 0, number / 200) for number in range(120)])
+    address, seen = f"{LIST}?sort=reward&reward=0.05", []
+    while True:
+        found = await page(browser, address)
+        seen += [row.split()[0] for row in found.rows[1:]]
+        if "Next" not in found.text:
+            break
+        address = LIST + links(found, "?")[-1]
+    assert seen == [f"q{number}" for number in range(119, 9, -1)]
+    assert links(found, "?")[-1].endswith("start=50")
+    (turned,) = [one for one in links(found, "?") if "order=up" in one]
+    assert (await page(browser, LIST + turned)).rows[1].startswith("q10 ")
+
+
+@pytest.mark.parametrize(
+    ("query", "problem"),
+    [
+        ("reward=good", "reward ('good') must be a number"),
+        ("step=nan", "step ('nan') must be a number"),
+        ("group=1e300", "group ('1e300') must be a number"),
+        ("sort=reason", "'reason' is no column"),
+    ],
+)
+async def test_a_choice_that_cannot_be_is_named(
+    browser: httpx.AsyncClient, query: str, problem: str
+):
+    assert problem in (await page(browser, f"{LIST}?{query}", 409)).text
+
+
+async def test_a_run_without_trajectories_says_so(browser: httpx.AsyncClient):
+    found = await page(browser, f"{LIST}?step=3")
+    assert "No stored trajectory is like this" in found.text
+    assert links(found, "/runs/run?step=3#step")
+    await page(browser, "/runs/nobody/trajectories", 404)
+
+
+async def test_files_that_are_not_indexed_yet_are_counted(
+    browser: httpx.AsyncClient, store: TrajectoryStore, monkeypatch: pytest.MonkeyPatch
+):
+    store.write("step_000001", [sample(0, 0, 0.0)])
+    store.write("step_000002", [sample(1, 0, 0.0, step=2)])
+    monkeypatch.setattr("agent_r1.console.trajectory_pages.INDEX_S", -1)
+    found = await page(browser, LIST)
+    assert "2 of 2 files are not indexed yet" in found.text
+    assert "/static/live.js" in found.values("script", "src")
+
+
+async def test_a_full_page_of_hostile_rows_stays_small_and_plain(
+    browser: httpx.AsyncClient, store: TrajectoryStore
+):
+    rows: list[StoredTrajectory] = []
+    for number in range(60):
+        name = HOSTILE[number % len(HOSTILE)] + '"' * 500
+        one = sample(number, 0, 0.5, calls=[call_of("x", tool=name)])
+        changes = {"task_id": name, "reason": name, "metadata": {"set": name}}
+        rows.append(StoredTrajectory(one.record | changes, one.tokens))
+    store.write("step_000001", rows)
+    found = await page(browser, LIST)
+    assert len(found.rows) == 51
+    assert "\u202e" not in found.text
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_hostile_values_are_found_by_the_choice_that_the_page_offers(
+    browser: httpx.AsyncClient, store: TrajectoryStore, name: str
+):
+    one = sample(0, 0, 0.5, calls=[call_of("x", tool=name)])
+    changes = {"metadata": {"set": name}, "task_id": name}
+    store.write("step_000001", [StoredTrajectory(one.record | changes, one.tokens)])
+    value = key_of(name)
+    offered = (await page(browser, LIST)).values("option", "value")
+    assert offered.count(value) == 2
+    query = urlencode({"set": value, "tool": value, "task": value})
+    assert len((await page(browser, f"{LIST}?{query}")).rows) == 2
