@@ -1,4 +1,4 @@
-"""Pages of stored trajectories: the list, by every column and by text.
+"""Pages of stored trajectories: the list, by every column and by text, and one of them.
 
 Rows come from the index of the run (runs/index.py), which each page brings up to date for a short
 time; app.py adds the routes.
@@ -8,16 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request
+from fastapi import Path as InPath
+from pydantic_core import to_json
 from starlette.responses import Response
 
-from agent_r1.console.pages import page
+from agent_r1.console.pages import number, page
 from agent_r1.console.runs import Runs
 from agent_r1.console.trajectory_filter import EVALUATION, STEPS, Filter
+from agent_r1.console.trajectory_view import (
+    LEGENDS,
+    TOKENS,
+    Colour,
+    Texts,
+    agents_of,
+    filled,
+    prompt_messages,
+    shades,
+)
 from agent_r1.runs.index import COMPONENT, SORTED, RunIndex
-from agent_r1.runs.store import stored_files
+from agent_r1.runs.run import Run
+from agent_r1.runs.store import StoredTrajectory, stored_files
+from agent_r1.runtime.imports import MissingPackageError
+from agent_r1.runtime.unicode import repair_json
 
 INDEX_S = 1.0
 """Time for which a page reads files into the index; the next page goes on."""
@@ -31,7 +48,17 @@ COLUMNS = (
     *(("num_turns", "Turns"), ("num_calls", "Calls"), ("last_version", "Version")),
     ("staleness", "Staleness"),
 )
+COLOURS: dict[Colour, str] = {
+    "mask": "who wrote it",
+    "logprob": "log-probability",
+    "advantage": "advantage",
+    "version": "policy version",
+    "ratio": "ratio",
+}
+KEPT_RUNS = 4
+"""Runs whose tokenizers stay in memory."""
 Start = Annotated[int, Query(ge=0, le=10**9)]
+Row = Annotated[int, InPath(ge=0, le=10**9)]
 
 
 def add_trajectories(app: FastAPI, runs: Runs) -> None:
@@ -74,3 +101,98 @@ def add_trajectories(app: FastAPI, runs: Runs) -> None:
             ],
             links=(),
         )
+
+    @app.get("/runs/{name}/trajectories/{file}/{row}")
+    def trajectory(
+        request: Request,
+        name: str,
+        file: str,
+        row: Row,
+        colour: Colour = "mask",
+        token: Start = 0,
+        turn: Start = 0,
+    ) -> Response:
+        run = _kept_run(runs.folder(name))
+        stored = run.file(file).read(row)
+        record, tokens = filled(stored.record), stored.tokens
+        texts, found = None, None
+        if tokens is not None:
+            some = tokens.token_ids[token : token + TOKENS].tolist()
+            texts = _token_texts(run, some)
+            listed = texts or [f"{one} " for one in some]
+            found = shades(tokens, listed, record["version_spans"], colour, token)
+        return page(
+            request,
+            "trajectory.html",
+            name=name,
+            record=record,
+            json=f"{request.url.path}/json",
+            is_sample=run.file(file).evaluation is None,
+            facts=_facts(record, run.file(file).evaluation),
+            prompt=prompt_messages(record),
+            first_turn=min(turn, max(0, len(record["turns"]) - 1)),
+            texts=Texts(),
+            tree=agents_of(record),
+            shades=found,
+            has_texts=texts is not None,
+            colour=colour,
+            colours=_colours(stored),
+            legend=LEGENDS[colour],
+            token=token,
+            most_tokens=TOKENS,
+            num_tokens=0 if tokens is None else len(tokens.token_ids),
+        )
+
+    @app.get("/runs/{name}/trajectories/{file}/{row}/json")
+    def as_json(name: str, file: str, row: Row) -> Response:
+        stored = Run(runs.folder(name)).file(file).read(row)
+        arrays = None if stored.tokens is None else vars(stored.tokens)
+        lists = arrays and {key: None if a is None else a.tolist() for key, a in arrays.items()}
+        whole = {**stored.record, "tokens": lists}
+        return Response(
+            to_json(repair_json(whole), inf_nan_mode="null"), media_type="application/json"
+        )
+
+
+@lru_cache(KEPT_RUNS)
+def _kept_run(folder: Path) -> Run:
+    """Return a run, whose tokenizer takes a while to read."""
+    return Run(folder)
+
+
+def _token_texts(run: Run, token_ids: list[int]) -> list[str] | None:
+    try:
+        return run.token_texts(token_ids)
+    except MissingPackageError:  # the console runs without it, and shows ids
+        return None
+
+
+def _colours(stored: StoredTrajectory) -> list[tuple[Colour, str]]:
+    """Return the colours for which a trajectory has numbers, and their titles."""
+    tokens = stored.tokens
+    missing = {
+        "advantage": tokens is None or tokens.advantages is None,
+        "ratio": tokens is None or tokens.learner_logprobs is None,
+    }
+    return [(colour, title) for colour, title in COLOURS.items() if not missing.get(colour)]
+
+
+def _facts(record: dict[str, Any], evaluation: str | None) -> list[tuple[str, Any]]:
+    """Return what the head of the page lists, as (title, value)."""
+    latency, versions = record.get("latency_ms"), record.get("policy_versions") or []
+    return [
+        ("evaluation" if evaluation else "step", evaluation or record["step"]),
+        ("set", record["metadata"].get("set")),
+        ("status", f"{record['status']}, {record['reason']}"),
+        ("trained", "yes" if record.get("trained") else "no"),
+        ("advantage", number(record.get("advantage"))),
+        ("process reward", number(record.get("process_reward"))),
+        ("versions", ", ".join(map(str, versions))),
+        ("staleness", record.get("staleness")),
+        ("tokens", record.get("num_tokens")),
+        ("seconds", None if latency is None else round(latency / 1000, 3)),
+        ("temperature", record.get("temperature")),
+        ("seed", record.get("seed")),
+        ("server", record.get("server_id")),
+        ("id", record.get("rollout_id")),
+    ]

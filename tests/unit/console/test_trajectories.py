@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import httpx
+import numpy as np
 import pytest
 
 from agent_r1.console.app import create_app
@@ -16,10 +18,10 @@ from agent_r1.console.runs import Runs
 from agent_r1.runs.store import StoredTrajectory, TrajectoryStore
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tasks import Task
-from agent_r1_proto.trajectory import ToolCallRecord
-from tests.support.builders import rollout_task, scored, stored
+from agent_r1_proto.trajectory import Reply, ToolCallRecord, Turn
+from tests.support.builders import rollout_task, scored, stored, three_lineages
 from tests.support.config_scene import write_scene
-from tests.support.console_scene import HOSTILE, write_run
+from tests.support.console_scene import HOSTILE, append_lines, write_run
 from tests.unit.console.test_app import Strict, page
 
 LIST = "/runs/run/trajectories"
@@ -29,7 +31,7 @@ def sample(group: int, index: int, reward: float, **facts: Any) -> StoredTraject
     """One sample of the question q{group}."""
     task = Task(id=f"q{group}", prompt=f"Who is number {group}?", metadata={"set": "near"})
     rollout = rollout_task(group_id=group, sample_index=index, task=task)
-    names = ("answer", "calls", "status", "policy_version", "num_sampled")
+    names = ("answer", "calls", "status", "policy_version", "num_sampled", "turns")
     changes = {key: facts.pop(key) for key in names if key in facts}
     return stored(scored(rollout, total=reward, **changes), **facts)
 
@@ -173,3 +175,121 @@ async def test_hostile_values_are_found_by_the_choice_that_the_page_offers(
     assert offered.count(value) == 2
     query = urlencode({"set": value, "tool": value, "task": value})
     assert len((await page(browser, f"{LIST}?{query}")).rows) == 2
+
+
+ONE = f"{LIST}/step_000001.parquet/0"
+
+
+async def test_a_trajectory_is_shown_whole_as_text(
+    browser: httpx.AsyncClient, store: TrajectoryStore
+):
+    """Nothing that a model, tool or environment wrote becomes part of the page."""
+    hostile = "".join(HOSTILE)
+    calls = [
+        call_of(hostile + "answered", version="v9", instance="i7", latency_ms=12.5),
+        call_of("", tool=hostile, arguments={hostile: hostile}, status="error", error="no page"),
+    ]
+    turn = Turn(
+        **{"start": 2, "end": 5, "text": "<think>hm</think>שלום", "finish_reason": "stop"},
+        **{"thought": "hm " + hostile, "said": "שלום", "calls": calls},
+        replies=[
+            Reply(role="tool", parts=[TextPart(text="cut")], call=0),
+            Reply(role="user", parts=[TextPart(text="go on " + hostile)]),
+        ],
+    )
+    one = sample(4, 0, 0.25, turns=[turn], staleness=2)
+    store.write("step_000001", [one])
+    (link,) = links(await page(browser, LIST), ONE)
+    found = await page(browser, link)
+    wanted = ("Who is number 4?", "hm <img", "שלום", "answered", "no page", "version v9")
+    wanted += ("instance i7", "12.5 ms", "Result as the model read it", "go on", "Reward 0.250")
+    assert [text for text in wanted if text not in found.text] == []
+    assert "\\x1b[31mred" in found.text
+    assert not {"\x1b", "\u202e", "\r"} & set(found.text)
+    assert set(found.values("pre", "dir")) == {"auto"}
+    assert f"{LIST}?of=steps&step=1&group=4" in found.values("a", "href")
+    answer = (await browser.get(f"{link}/json")).json()
+    assert answer["turns"] == one.record["turns"]
+    assert answer["tokens"]["rollout_logprobs"] == [0.0, 0.0, -0.5, -0.5, -0.5]
+
+
+async def test_long_turns_are_cut_and_go_on_at_the_next_page(
+    browser: httpx.AsyncClient, store: TrajectoryStore
+):
+    turns = [
+        Turn(start=2, end=5, text=f"turn{n} " + "&" * 100_000, finish_reason="stop")
+        for n in range(3)
+    ]
+    store.write("step_000001", [sample(0, 0, 1.0, turns=turns)])
+    first = await page(browser, ONE)
+    assert "turn0" in first.text
+    assert "turn1" not in first.text
+    assert "more characters are in the JSON" in first.text
+    assert first.values("a", "rel") == ["next"]
+    assert "turn1" in (await page(browser, f"{ONE}?turn=1")).text
+    last = await page(browser, f"{ONE}?turn=9")
+    assert "turn2" in last.text
+    assert last.values("a", "rel") == []
+
+
+@pytest.mark.parametrize(
+    ("colour", "styles", "title"),
+    [
+        ("mask", {"read", "high1"}, "sampled"),
+        # exp(-0.5) = 0.607 lies between 0.5 and 0.9
+        ("logprob", {"read", "mid"}, "-0.500, p = 0.607"),
+        ("advantage", {"read", "high3"}, "advantage 0.5"),
+        ("version", {"read", "v0"}, "version 7"),
+        # exp(-0.25 - -0.5) = 1.284 lies between 1.25 and 2
+        ("ratio", {"read", "high2"}, "ratio 1.284"),
+    ],
+)
+async def test_tokens_have_the_colour_that_is_chosen(
+    browser: httpx.AsyncClient, store: TrajectoryStore, colour: str, styles: set[str], title: str
+):
+    one = sample(0, 0, 1.0, policy_version=7)
+    assert one.tokens is not None
+    learner = np.where(one.tokens.action_mask, -0.25, 0.0).astype(np.float32)
+    tokens = replace(one.tokens, learner_logprobs=learner)
+    store.write("step_000001", [StoredTrajectory(one.record, tokens)])
+    found = await page(browser, f"{ONE}?colour={colour}")
+    spans = [
+        attributes for tag, attributes in found.tags if tag == "span" and "title" in attributes
+    ]
+    assert len(spans) == 5
+    assert {span["class"] for span in spans} == styles
+    assert spans[-1]["title"] == title
+
+
+async def test_what_is_not_stored_cannot_be_chosen(
+    browser: httpx.AsyncClient, store: TrajectoryStore
+):
+    store.write("step_000001", [sample(0, 0, 1.0)])
+    assert "ratio" not in (await page(browser, ONE)).values("option", "value")
+    assert (
+        "no log-probabilities of the learner"
+        in (await page(browser, f"{ONE}?colour=ratio", 409)).text
+    )
+    for path in (f"{LIST}/step_000009.parquet/0", f"{LIST}/step_000001.parquet/7"):
+        assert "has " in (await page(browser, path, 409)).text
+
+
+async def test_agents_and_segments_are_a_tree(browser: httpx.AsyncClient, store: TrajectoryStore):
+    fields = three_lineages()
+    store.write("step_000001", [stored(scored(**fields))])
+    text = " ".join((await page(browser, ONE)).text.split())
+    assert "main segment 0, tokens 0 to 4 turn 1 search segment 1, tokens 4 to 9 turn 2" in text
+    assert "judge (not trained: another model) segment 2" in text
+
+
+async def test_a_trajectory_of_an_older_version_has_no_tokens(
+    browser: httpx.AsyncClient, store: TrajectoryStore, tmp_path: Path
+):
+    record = sample(0, 0, 1.0, calls=[call_of("Ada")]).record
+    new = ("version_spans", "segment_starts", "lineages", "staleness", "process_reward")
+    record = {key: value for key, value in record.items() if key not in new}
+    file = tmp_path / "runs" / "run" / "trajectories" / "step_000001.jsonl"
+    append_lines(file, [record])
+    found = await page(browser, f"{LIST}/step_000001.jsonl/0")
+    assert "stored no tokens" in found.text
+    assert "Ada" in found.text
