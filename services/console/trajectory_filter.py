@@ -73,8 +73,7 @@ class Filter:
 
     def _ranges(self) -> dict[str, Range]:
         ranges = {column: self._range(name) for name, column in RANGES.items()}
-        first, last = self._range("step")
-        ranges["step"] = (first, first if last is None else last)
+        ranges["step"] = self.steps()
         if component := name_of(self.chosen["component"]):
             ranges[COMPONENT + component] = self._range("value")
         if (version := self._number("version")) is not None:
@@ -85,6 +84,11 @@ class Filter:
             for column, bounds in ranges.items()
             if bounds != (None, None) or column not in SORTED
         }
+
+    def steps(self) -> Range:
+        """Return the first and the last step; one alone is one step."""
+        first, last = self._range("step")
+        return first, first if last is None else last
 
     def _range(self, name: str) -> Range:
         return self._number(name), self._number(f"{name}_to")

@@ -1,4 +1,4 @@
-"""Pages of stored trajectories: the list, by every column and by text, and one of them.
+"""Pages of stored trajectories: the list, one of them, groups, and what evaluations changed.
 
 Rows come from the index of the run (runs/index.py), which each page brings up to date for a short
 time; app.py adds the routes.
@@ -17,11 +17,12 @@ from fastapi import Path as InPath
 from pydantic_core import to_json
 from starlette.responses import Response
 
-from agent_r1.console.pages import number, page
+from agent_r1.console.pages import name_of, number, page
 from agent_r1.console.runs import Runs
 from agent_r1.console.trajectory_filter import EVALUATION, STEPS, Filter
 from agent_r1.console.trajectory_view import (
     LEGENDS,
+    TEXT_BYTES,
     TOKENS,
     Colour,
     Texts,
@@ -55,6 +56,8 @@ COLOURS: dict[Colour, str] = {
     "version": "policy version",
     "ratio": "ratio",
 }
+BESIDE = 16
+"""Most trajectories side by side."""
 KEPT_RUNS = 4
 """Runs whose tokenizers stay in memory."""
 Start = Annotated[int, Query(ge=0, le=10**9)]
@@ -99,7 +102,73 @@ def add_trajectories(app: FastAPI, runs: Runs) -> None:
                 *((column, column.replace("_", " ")) for column in SORTED),
                 *((COMPONENT + one, COMPONENT + one) for one, _ in options["component"]),
             ],
-            links=(),
+            links=[
+                ("groups", "Groups"),
+                ("flipped", "Flipped answers"),
+                (f"beside{chosen.address()}", "Side by side"),
+            ],
+        )
+
+    @app.get("/runs/{name}/groups")
+    def groups(request: Request, name: str, start: Start = 0) -> Response:
+        chosen = Filter(request.query_params)
+        with opened(name) as (index, left):
+            found = index.groups(chosen.steps(), limit=PAGE_ROWS + 1, offset=start)
+        return page(
+            request,
+            "groups.html",
+            name=name,
+            filter=chosen,
+            groups=found[:PAGE_ROWS],
+            more=len(found) > PAGE_ROWS,
+            start=start,
+            page_rows=PAGE_ROWS,
+            left=left,
+        )
+
+    @app.get("/runs/{name}/beside")
+    def beside(request: Request, name: str) -> Response:
+        chosen = Filter(request.query_params)
+        with opened(name) as (index, _):
+            rows = index.rows(chosen.query(BESIDE + 1, 0))
+            shown = rows[:BESIDE]
+            columns = [
+                {
+                    "row": row,
+                    "turns": filled(index.read(row).record)["turns"],
+                    "texts": Texts(TEXT_BYTES // len(shown)),
+                }
+                for row in shown
+            ]
+        return page(
+            request,
+            "beside.html",
+            name=name,
+            filter=chosen,
+            columns=columns,
+            more=len(rows) > BESIDE,
+        )
+
+    @app.get("/runs/{name}/flipped")
+    def flipped(
+        request: Request, name: str, a: str = "", b: str = "", start: Start = 0
+    ) -> Response:
+        with opened(name) as (index, left):
+            known = index.values("evaluation")
+            before, after = _two_evaluations(known, name_of(a), name_of(b))
+            pairs = index.flipped(before, after, limit=PAGE_ROWS + 1, offset=start)
+        pages = [("Previous", max(0, start - PAGE_ROWS))] if start else []
+        pages += [("Next", start + PAGE_ROWS)] if len(pairs) > PAGE_ROWS else []
+        return page(
+            request,
+            "flipped.html",
+            name=name,
+            a=before,
+            b=after,
+            evaluations=known[-OPTIONS:],
+            pairs=pairs[:PAGE_ROWS],
+            pages=pages,
+            left=left,
         )
 
     @app.get("/runs/{name}/trajectories/{file}/{row}")
@@ -152,6 +221,12 @@ def add_trajectories(app: FastAPI, runs: Runs) -> None:
         return Response(
             to_json(repair_json(whole), inf_nan_mode="null"), media_type="application/json"
         )
+
+
+def _two_evaluations(known: list[str], a: str, b: str) -> tuple[str, str]:
+    """Return the evaluations that are chosen; without a choice the first and the last one."""
+    in_order = sorted(known, key=lambda one: (one != "before", one == "after", one))
+    return a or (in_order or [""])[0], b or (in_order or [""])[-1]
 
 
 @lru_cache(KEPT_RUNS)

@@ -207,7 +207,7 @@ async def test_a_trajectory_is_shown_whole_as_text(
     assert "\\x1b[31mred" in found.text
     assert not {"\x1b", "\u202e", "\r"} & set(found.text)
     assert set(found.values("pre", "dir")) == {"auto"}
-    assert f"{LIST}?of=steps&step=1&group=4" in found.values("a", "href")
+    assert "/runs/run/beside?of=steps&step=1&group=4" in found.values("a", "href")
     answer = (await browser.get(f"{link}/json")).json()
     assert answer["turns"] == one.record["turns"]
     assert answer["tokens"]["rollout_logprobs"] == [0.0, 0.0, -0.5, -0.5, -0.5]
@@ -293,3 +293,43 @@ async def test_a_trajectory_of_an_older_version_has_no_tokens(
     found = await page(browser, f"{LIST}/step_000001.jsonl/0")
     assert "stored no tokens" in found.text
     assert "Ada" in found.text
+
+
+async def test_groups_lead_to_their_samples_side_by_side(
+    browser: httpx.AsyncClient, store: TrajectoryStore
+):
+    for step in (1, 2):
+        rows = [sample(g, i, i / 2, step=step, answer=f"a{g}{i}") for g in (4, 5) for i in range(3)]
+        store.write(f"step_{step:06d}", rows)
+    found = await page(browser, "/runs/run/groups?step=2")
+    # rewards 0, 0.5 and 1 in each group
+    assert found.rows[1:] == [f"2 {group} q{group} near 3 0.500 0.000 1.000" for group in (5, 4)]
+    (group,) = links(found, "/runs/run/beside?of=steps&step=2&group=4")
+    side_by_side = await page(browser, group)
+    assert all(f"<answer>a4{index}" in side_by_side.text for index in range(3))
+    assert "<answer>a5" not in side_by_side.text
+    assert len(links(side_by_side, f"{LIST}/step_000002.parquet/")) == 3
+
+
+async def test_long_trajectories_fit_side_by_side(
+    browser: httpx.AsyncClient, store: TrajectoryStore
+):
+    store.write("step_000001", [sample(1, i, 0.0, answer="<" * 100_000) for i in range(20)])
+    found = await page(browser, "/runs/run/beside?task=q1")
+    assert len(links(found, f"{LIST}/step_000001.parquet/")) == 16
+    assert "The list has more" in found.text
+    assert "No stored trajectory" in (await page(browser, "/runs/run/beside?task=q2")).text
+
+
+async def test_answers_that_flipped_lead_to_both_trajectories(
+    browser: httpx.AsyncClient, store: TrajectoryStore
+):
+    assert "fewer than two evaluations" in (await page(browser, "/runs/run/flipped")).text
+    for name, rewards in (("before", (0, 1, 1)), ("step_000002", (0, 0, 0)), ("after", (1, 0, 1))):
+        answers = [sample(g, 0, r, trained=False) for g, r in enumerate(rewards)]
+        store.write(f"eval_{name}", answers)
+    found = await page(browser, "/runs/run/flipped")
+    assert found.rows[1:] == ["q1 near 1.000 0.000", "q0 near 0.000 1.000"]
+    assert f"{LIST}/eval_before.parquet/1" in found.values("a", "href")
+    chosen = await page(browser, "/runs/run/flipped?a=step_000002&b=after")
+    assert chosen.rows[1:] == ["q0 near 0.000 1.000", "q2 near 0.000 1.000"]
