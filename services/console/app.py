@@ -23,6 +23,7 @@ from agent_r1.console.run_pages import add_runs
 from agent_r1.console.runs import Runs, UnknownRunError
 from agent_r1.console.series import MetricsCache
 from agent_r1.console.service_pages import add_services
+from agent_r1.console.trajectory_pages import add_trajectories
 from agent_r1.runtime.http.token import RunToken
 
 
@@ -39,6 +40,7 @@ def create_app(
     add_curves(app, runs, cache)
     add_services(app, runs)
     add_evaluations(app, runs)
+    add_trajectories(app, runs)
 
     @app.get("/healthz")
     def healthz() -> dict[str, str]:

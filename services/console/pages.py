@@ -44,10 +44,10 @@ def name_of(key: str) -> str:
     return unquote(key)
 
 
-def shown(text: object) -> Markup:
+def shown(text: object, longest: int = LONGEST_TEXT) -> Markup:
     """Render a text from outside."""
     line = escaped_line(repair_text(str(text)))
-    line = line if len(line) <= LONGEST_TEXT else f"{line[:LONGEST_TEXT]}…"
+    line = line if len(line) <= longest else f"{line[:longest]}…"
     return Markup("<bdi>{}</bdi>").format(line)
 
 

@@ -16,11 +16,15 @@ from typing import Any, TypeVar
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
+from agent_r1.runs.store import TrajectoryStore
 from agent_r1.runtime.files.run_folder import LAUNCHER_FILE
 from agent_r1_proto.connection import RedisConnection
+from agent_r1_proto.parts import TextPart
 from agent_r1_proto.registry import Registry, RolloutServer, ToolRegistry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tool_pool import ToolState
+from agent_r1_proto.trajectory import ToolCallRecord
+from tests.support.builders import rollout_task, scored, stored
 from tests.support.config_scene import write_scene
 from tests.support.console_scene import (
     HOSTILE,
@@ -110,6 +114,7 @@ class Console:
         """Start a command in the folder, and return its log."""
         log = self._folder / f"log{len(self.processes)}"
         clean = {k: v for k, v in os.environ.items() if not k.startswith("AGENT_R1_")}
+        clean["XDG_CACHE_HOME"] = str(self._folder / "cache")
         env: Mapping[str, str] = {**clean, **variables}
         log.touch()  # the process opens it a moment later
         self.processes.append(Forked(AGENT_R1, *command, env=env, log=log, cwd=self._folder))
@@ -131,6 +136,16 @@ def console(tmp_path: Path) -> Iterator[Console]:
         process.wait()
 
 
+def write_trajectories(run: Path) -> None:
+    """Store one step: a trajectory that is right, and a hostile one that calls a tool."""
+    (run / "trajectories").mkdir()
+    part = TextPart(text="".join(HOSTILE))
+    call = ToolCallRecord(end_token_index=4, tool="search", status="ok", parts=[part])
+    right = stored(scored(rollout_task(group_id=1)))
+    wrong = stored(scored(rollout_task(group_id=2), total=0.0, answer=HOSTILE[0], calls=[call]))
+    TrajectoryStore(run, 1.0).write("step_000001", [right, wrong])
+
+
 def unlabelled(page: Page) -> list[str]:
     """Return the controls of a page that a screen reader has no name for."""
     return page.evaluate(
@@ -146,6 +161,7 @@ def test_every_page_is_whole_on_a_desk_and_on_a_phone(console: Console, page: Pa
         append_lines(folder / "metrics.jsonl", [step_line(step) for step in range(1, 9)])
         answers = [answer_line(number, float(number > 2)) for number in range(6)]
         append_lines(folder / "evaluation_after.jsonl", answers)
+    write_trajectories(console.runs / "one")
     url = console.start()
     pages = {
         "/": "Runs",
@@ -153,6 +169,11 @@ def test_every_page_is_whole_on_a_desk_and_on_a_phone(console: Console, page: Pa
         "/curves?run=one&run=two&metric=reward/mean&metric=time/step_s&smooth=0.5&x=time": "Curves",
         "/compare?run=one&run=two": "Runs side by side",
         "/runs/one/services": "Services of one",
+        "/runs/one/trajectories": "Trajectories of one",
+        "/runs/one/groups": "Groups of one",
+        "/runs/one/beside?step=1": "Side by side",
+        "/runs/one/flipped": "Flipped answers of one",
+        "/runs/one/trajectories/step_000001.parquet/1?colour=logprob": "q2",
         "/runs/one/services/stop": "Stop: one",
         "/evaluations?a=one/evaluation_after.jsonl&b=two/evaluation_after.jsonl": "Evaluations",
     }
@@ -194,12 +215,14 @@ def test_curves_follow_the_file_and_lead_to_a_step_by_key_and_by_click(
     page.keyboard.press("End")
     expect(page.get_by_text("long, step 5001: 50.01")).to_be_visible()
     page.keyboard.press("Enter")
-    page.wait_for_url("**/runs/long?step=5001#step")
+    page.wait_for_url("**/runs/long/trajectories?step=5001")
+    page.get_by_role("link", name="Numbers of step 5001").click()
     expect(page.get_by_role("heading", name="Step 5001")).to_be_visible()
     page.go_back()
+    page.go_back()
     page.locator(".plot .u-over").click(position={"x": 300, "y": 100})
-    page.wait_for_url("**/runs/long?step=*")
-    assert 1 < int(page.url.partition("step=")[2].partition("#")[0]) < 5001
+    page.wait_for_url("**/runs/long/trajectories?step=*")
+    assert 1 < int(page.url.partition("step=")[2]) < 5001
 
 
 def test_a_metric_is_found_chosen_and_smoothed_without_a_reload(console: Console, page: Page):
@@ -241,6 +264,7 @@ def test_hostile_names_are_text_on_every_page_and_can_be_chosen(console: Console
         page.locator(".plot").focus()
         page.keyboard.press("Home")
         page.keyboard.press("Enter")
+        page.get_by_role("link", name="Numbers of step 1").click()
         expect(page.get_by_role("heading", name="Step 1")).to_be_visible()
     page.goto(url)
     for box in boxes.all():
@@ -252,6 +276,28 @@ def test_hostile_names_are_text_on_every_page_and_can_be_chosen(console: Console
     chosen = page.locator("#metrics input:checked").count()
     expect(page.locator(".chart")).to_have_count(chosen)
     assert page.evaluate("document.body.innerText.match(/[\\u202a-\\u202e\\x1b]/)") is None
+
+
+def test_a_trajectory_is_found_read_and_copied(console: Console, page: Page):
+    write_trajectories(write_run(console.scene, console.runs / "run"))
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.goto(f"{console.start()}/runs/run")
+    page.get_by_role("link", name="Trajectories").click()
+    expect(page.locator("tbody tr")).to_have_count(2)
+    page.get_by_label("Reward from").fill("-1")
+    page.get_by_label("to reward").fill("0.5")
+    page.get_by_label("Tool", exact=True).select_option("search")
+    page.get_by_role("button", name="Show").click()
+    expect(page.locator("tbody tr")).to_have_count(1)
+    page.get_by_role("link", name="q2").click()
+    expect(page.get_by_text('<img src=x onerror="alert(1)">').first).to_be_visible()
+    page.get_by_label("Colour by").select_option("logprob")
+    page.get_by_role("button", name="Colour").click()
+    expect(page.locator(".tokens .mid")).to_have_count(3)  # the tokens sampled, at p = 0.607
+    page.get_by_role("button", name="Copy as JSON").click()
+    expect(page.get_by_text("Copied.")).to_be_visible()
+    copied = json.loads(page.evaluate("navigator.clipboard.readText()"))
+    assert copied["turns"][0]["calls"][0]["text"] == "".join(HOSTILE)
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

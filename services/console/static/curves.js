@@ -197,7 +197,7 @@ function openAt(chart) {
   const point = pointAt(chart);
   if (!point) return;
   const name = encodeURIComponent(decodeURIComponent(point.run.value));
-  location.href = `/runs/${name}?step=${point.step}#step`;
+  location.href = `/runs/${name}/trajectories?step=${point.step}`;
 }
 
 function onKey(chart, event) {
