@@ -261,7 +261,7 @@ def attempt(name, what):
         found.append(f"{name}: {what()!r}")
     except OSError as exc:
         pass
-for path in ("/etc/x", "/usr/x", "/x", "/root/x", "/var/tmp/x"):
+for path in ("/etc/x", "/usr/x", "/x", "/srv/x", "/var/tmp/x"):
     attempt(path, lambda: open(path, "w"))
 for path in ("/etc/shadow", "/var/run/docker.sock", "/var/run/secrets/kubernetes.io"):
     attempt(path, lambda: os.listdir(path) if os.path.isdir(path) else open(path).read())

@@ -123,7 +123,9 @@ def test_a_rollout_server_gets_model_and_plugins(scene: Config, redis_url: str, 
 @pytest.fixture
 def with_agent(scene: Config) -> Config:
     """The same run, with an agent whose key and files this host has not."""
-    agent = AgentConfig(command=["true"], env={"API_KEY": "secret"}, show=["/proc/self/status"])
+    agent = AgentConfig(
+        command=["true"], env={"API_KEY": "secret"}, show=[Path("/proc/self/status")]
+    )
     return scene.model_copy(update={"agent": agent.model_copy(update={"show": ["/not/here"]})})
 
 
