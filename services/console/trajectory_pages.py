@@ -66,17 +66,28 @@ Row = Annotated[int, InPath(ge=0, le=10**9)]
 
 def add_trajectories(app: FastAPI, runs: Runs) -> None:
     """Add the pages of trajectories."""
+    pages, one = _Pages(runs), "/runs/{name}/trajectories/{file}/{row}"
+    app.get("/runs/{name}/trajectories")(pages.trajectories)
+    app.get("/runs/{name}/groups")(pages.groups)
+    app.get("/runs/{name}/beside")(pages.beside)
+    app.get("/runs/{name}/flipped")(pages.flipped)
+    app.get(one)(pages.trajectory)
+    app.get(f"{one}/json")(pages.as_json)
+
+
+class _Pages:
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
 
     @contextmanager
-    def opened(name: str) -> Iterator[tuple[RunIndex, int]]:
+    def _opened(self, name: str) -> Iterator[tuple[RunIndex, int]]:
         """Open the index of a run; yields it, and the number of files that it lacks."""
-        with RunIndex(runs.folder(name)) as index:
+        with RunIndex(self._runs.folder(name)) as index:
             yield index, index.refresh(INDEX_S)
 
-    @app.get("/runs/{name}/trajectories")
-    def trajectories(request: Request, name: str, start: Start = 0) -> Response:
+    def trajectories(self, request: Request, name: str, start: Start = 0) -> Response:
         chosen = Filter(request.query_params)
-        with opened(name) as (index, left):
+        with self._opened(name) as (index, left):
             rows = index.rows(chosen.query(PAGE_ROWS + 1, start))
             options = {
                 column: [(one, one) for one in index.values(column) if len(one) <= 60][:OPTIONS]
@@ -93,7 +104,7 @@ def add_trajectories(app: FastAPI, runs: Runs) -> None:
             start=start,
             page_rows=PAGE_ROWS,
             left=left,
-            files=len(stored_files(runs.folder(name))),
+            files=len(stored_files(self._runs.folder(name))),
             columns=COLUMNS,
             sortable=SORTED,
             options=options.__getitem__,
@@ -109,10 +120,9 @@ def add_trajectories(app: FastAPI, runs: Runs) -> None:
             ],
         )
 
-    @app.get("/runs/{name}/groups")
-    def groups(request: Request, name: str, start: Start = 0) -> Response:
+    def groups(self, request: Request, name: str, start: Start = 0) -> Response:
         chosen = Filter(request.query_params)
-        with opened(name) as (index, left):
+        with self._opened(name) as (index, left):
             found = index.groups(chosen.steps(), limit=PAGE_ROWS + 1, offset=start)
         return page(
             request,
@@ -126,10 +136,9 @@ def add_trajectories(app: FastAPI, runs: Runs) -> None:
             left=left,
         )
 
-    @app.get("/runs/{name}/beside")
-    def beside(request: Request, name: str) -> Response:
+    def beside(self, request: Request, name: str) -> Response:
         chosen = Filter(request.query_params)
-        with opened(name) as (index, _):
+        with self._opened(name) as (index, _):
             rows = index.rows(chosen.query(BESIDE + 1, 0))
             shown = rows[:BESIDE]
             columns = [
@@ -149,11 +158,10 @@ def add_trajectories(app: FastAPI, runs: Runs) -> None:
             more=len(rows) > BESIDE,
         )
 
-    @app.get("/runs/{name}/flipped")
     def flipped(
-        request: Request, name: str, a: str = "", b: str = "", start: Start = 0
+        self, request: Request, name: str, a: str = "", b: str = "", start: Start = 0
     ) -> Response:
-        with opened(name) as (index, left):
+        with self._opened(name) as (index, left):
             known = index.values("evaluation")
             before, after = _two_evaluations(known, name_of(a), name_of(b))
             pairs = index.flipped(before, after, limit=PAGE_ROWS + 1, offset=start)
@@ -171,8 +179,8 @@ def add_trajectories(app: FastAPI, runs: Runs) -> None:
             left=left,
         )
 
-    @app.get("/runs/{name}/trajectories/{file}/{row}")
     def trajectory(
+        self,
         request: Request,
         name: str,
         file: str,
@@ -181,7 +189,7 @@ def add_trajectories(app: FastAPI, runs: Runs) -> None:
         token: Start = 0,
         turn: Start = 0,
     ) -> Response:
-        run = _kept_run(runs.folder(name))
+        run = _kept_run(self._runs.folder(name))
         stored = run.file(file).read(row)
         record, tokens = filled(stored.record), stored.tokens
         texts, found = None, None
@@ -212,9 +220,8 @@ def add_trajectories(app: FastAPI, runs: Runs) -> None:
             num_tokens=0 if tokens is None else len(tokens.token_ids),
         )
 
-    @app.get("/runs/{name}/trajectories/{file}/{row}/json")
-    def as_json(name: str, file: str, row: Row) -> Response:
-        stored = Run(runs.folder(name)).file(file).read(row)
+    def as_json(self, name: str, file: str, row: Row) -> Response:
+        stored = Run(self._runs.folder(name)).file(file).read(row)
         arrays = None if stored.tokens is None else vars(stored.tokens)
         lists = arrays and {key: None if a is None else a.tolist() for key, a in arrays.items()}
         whole = {**stored.record, "tokens": lists}
