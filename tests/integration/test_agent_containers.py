@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -26,14 +25,13 @@ from agent_r1.gateway.session import SessionRules
 from agent_r1.tools.agents import kubernetes
 from agent_r1.tools.agents.containers import make_engine
 from agent_r1.tools.agents.tool import AgentTool
-from agent_r1.tools.base import CallContext
-from agent_r1_proto.agents import AgentEnd
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import Task
+from tests.support.agent_calls import attempt, call, python, run
 from tests.support.agent_scene import agent_scene, scene_chat
 from tests.support.builders import rollout_task
 from tests.support.fakes import FakePolicy
-from tests.support.model_gateway import KEY, ModelGateway
+from tests.support.model_gateway import ModelGateway
 
 pytestmark = pytest.mark.slow
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -41,7 +39,6 @@ IMAGE = os.environ.get("AGENT_IMAGE", "python:3.11-slim-bookworm")
 SOCKET = Path("/var/run/docker.sock")
 NAMESPACE = "agent-r1-jobs-test"
 RELAY_SLICE = ("endpointslice", "agent-r1-api-relay")
-UNREACHABLE = "http://127.0.0.1:9/sessions/s1/v1"
 GONE_TIMEOUT_S = 120.0
 ASK = """
 import json, os, sys, urllib.request
@@ -181,36 +178,6 @@ async def read_log(platform: Platform, name: str) -> str:
         *command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     return (await process.communicate())[0].decode()
-
-
-def attempt(url: str = UNREACHABLE, *, prompt: str = "Capital?", timeout_s: float = 60.0) -> Any:
-    """Return the `tool_context` of a call."""
-    task = {"id": "q1", "prompt": [{"role": "user", "content": prompt}], "metadata": {"level": 3}}
-    return {
-        "task": task,
-        "url": url,
-        "key": KEY,
-        "model": "policy",
-        "context": 4096,
-        "timeout_s": timeout_s,
-    }
-
-
-async def run(tool: AgentTool, context: Any, rollout_id: str = "r/0/0/0/0") -> AgentEnd:
-    """Make an attempt and close it."""
-    try:
-        return await call(tool, context, rollout_id)
-    finally:
-        await tool.close(rollout_id)
-
-
-async def call(tool: AgentTool, context: Any, rollout_id: str = "r/0/0/0/0") -> AgentEnd:
-    result = await tool.call({}, CallContext(rollout_id, 0, context, 60.0))
-    return AgentEnd.model_validate(result.data)
-
-
-def python(code: str) -> list[str]:
-    return ["python", "-c", textwrap.dedent(code)]
 
 
 async def test_a_program_has_its_task_and_asks_the_gateway(platform: Platform):

@@ -7,7 +7,6 @@ import os
 import secrets
 import signal
 import sys
-import textwrap
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,14 +21,14 @@ from agent_r1.sandbox.processes import find_tree
 from agent_r1.tools.agents.sandbox import AgentSandbox
 from agent_r1.tools.agents.tool import AgentTool
 from agent_r1.tools.app import ToolService, create_app
-from agent_r1.tools.base import CallContext, ToolUnavailableError
+from agent_r1.tools.base import ToolUnavailableError
 from agent_r1.tools.config import ToolConfig
 from agent_r1_proto.agents import AGENTS, MAX_OUTPUT_CHARS, AgentEnd
+from tests.support.agent_calls import attempt, call, python, run
 from tests.support.fakes import LeavingClient
-from tests.support.model_gateway import KEY, ModelGateway
+from tests.support.model_gateway import ModelGateway
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-UNREACHABLE = "http://127.0.0.1:9/sessions/s1/v1"
 GONE_TIMEOUT_S = 10.0
 
 ASK = """
@@ -71,13 +70,6 @@ class Runs(Agent):
         exec(task.prompt[-1].content, scope)
         return scope.get("answer")
 """
-
-
-def attempt(url: str = UNREACHABLE, *, prompt: str = "Capital?", timeout_s: float = 20.0) -> Any:
-    """Return the `tool_context` of a call."""
-    task = {"id": "q1", "prompt": [{"role": "user", "content": prompt}], "metadata": {"level": 3}}
-    model = {"model": "policy", "context": 4096}
-    return {"task": task, "url": url, "key": KEY, **model, "timeout_s": timeout_s}
 
 
 @pytest.fixture
@@ -139,23 +131,6 @@ def tree(tool: AgentTool) -> list[int]:
     process = sandbox_of(tool).process
     assert process is not None
     return find_tree(process)
-
-
-async def run(tool: AgentTool, context: Any, rollout_id: str = "r/0/0/0/0") -> AgentEnd:
-    """Make an attempt and close it."""
-    try:
-        return await call(tool, context, rollout_id)
-    finally:
-        await tool.close(rollout_id)
-
-
-async def call(tool: AgentTool, context: Any, rollout_id: str = "r/0/0/0/0") -> AgentEnd:
-    result = await tool.call({}, CallContext(rollout_id, 0, context, 60.0))
-    return AgentEnd.model_validate(result.data)
-
-
-def python(code: str) -> list[str]:
-    return ["python", "-c", textwrap.dedent(code)]
 
 
 # --- ends ---------------------------------------------------------------------------------------
