@@ -133,6 +133,7 @@ async def test_an_attempt_whose_program_never_asked_for_it_is_given_to_another(
         "url": "http://gateway/sessions/one/v1",
         "key": "k" * 16,
         "model": "policy",
+        "context": 4096,
         "timeout_s": 60.0,
     }
     call = asyncio.create_task(agents.call({}, CallContext("one", 0, attempt, 60.0)))
