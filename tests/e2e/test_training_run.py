@@ -114,7 +114,7 @@ def test_learner_and_rollout_agree_on_log_probabilities_after_every_push(resumed
 
 def test_the_run_folder_holds_what_a_user_looks_for(resumed_run: ResumedRun):
     assert list((resumed_run.folder / "tensorboard").glob("events.*"))
-    assert list((resumed_run.folder / "trajectories").glob("*.jsonl"))
+    assert list((resumed_run.folder / "trajectories").glob("step_*.parquet"))
     config = json.loads((resumed_run.folder / "config.json").read_text())
     assert config["learner"]["group_size"] == 2
     newest = max((resumed_run.folder / "checkpoints").glob("step_*"))
