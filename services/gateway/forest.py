@@ -15,9 +15,11 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from agent_r1.gateway.journal import ToolAnswered
 from agent_r1.gateway.wire import Asked, turn_id_in
 from agent_r1.text.reading import TurnText
 from agent_r1_proto.generation import FinishReason, GeneratedPart
@@ -281,16 +283,26 @@ class Forest:
         left = [one for one in known if one not in sent]
         return dict(zip((one for one in sent if one not in known), left, strict=False))
 
-    def asked_for(self, record: ToolCallRecord) -> int:
-        """Return the number of the last turn with a call of the run's tool, or of the last one,
-        since the agent's own program may call it."""
+    def asked_for(self, record: ToolCallRecord, answered: Iterable[ToolAnswered]) -> int:
+        """Return the number of the last turn with such a call that is still open, or of the last
+        turn, since the agent's own program may call a tool of the run; 0 before any turn.
+
+        Args:
+            record: the call, and what was answered.
+            answered: earlier answers.
+        """
         asked = record.tool, record.arguments
+        had = Counter(
+            one.turn for one in answered if (one.record.tool, one.record.arguments) == asked
+        )
         made = (
             turn.number
             for turn in reversed(self.turns)
-            if turn.read and asked in [(call.name, call.arguments) for call in turn.read.calls]
+            if turn.read
+            and [(call.name, call.arguments) for call in turn.read.calls].count(asked)
+            > had[turn.number]
         )
-        return next(made, len(self.turns) - 1)
+        return next(made, max(len(self.turns) - 1, 0))
 
     def call_id(self, turn: int, call: int) -> str:
         """Return the id of a call."""

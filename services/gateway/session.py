@@ -235,7 +235,9 @@ class AgentSession:
 
     async def tool_answered(self, record: ToolCallRecord) -> None:
         """Note what a tool of the run answered, with the turn that asked for it."""
-        answered = log.ToolAnswered(turn=self.forest.asked_for(record), record=record)
+        answered = log.ToolAnswered(
+            turn=self.forest.asked_for(record, self.tool_answers), record=record
+        )
         self.tool_answers.append(answered)
         await self.journal.write(answered)
 
