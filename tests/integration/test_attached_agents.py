@@ -76,10 +76,10 @@ async def attached(
     try:
         yield process
     finally:
-        if process.returncode is None:
-            process.send_signal(signal.SIGINT)
-            async with asyncio.timeout(END_S):
-                assert await process.wait() == 0
+        assert process.returncode is None  # whatever a program does, the command goes on
+        process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(END_S):
+            assert await process.wait() == 0
 
 
 def folder_task(run_id: str) -> RolloutTask:
@@ -132,6 +132,9 @@ async def test_an_attempt_under_way_is_given_back_by_whoever_stops(
         (["sh", "-c", "cat"], "agent_silent: it asked for no turn and ended (ok)"),
         (["sh", "-c", "exit 3"], "exit status 3"),
         (["sh", "-c", "echo '[]' > $AGENT_R1_REPORT"], "AGENT_R1_REPORT"),
+        (["sh", "-c", "printf '\\377\\376' > $AGENT_R1_REPORT"], "AGENT_R1_REPORT"),
+        (["sh", "-c", "mkdir $AGENT_R1_REPORT"], "AGENT_R1_REPORT"),
+        (["sh", "-c", 'rm -rf "$PWD"'], "AGENT_R1_REPORT"),
     ],
 )
 async def test_how_a_program_ends(

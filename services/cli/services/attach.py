@@ -252,7 +252,10 @@ class Attacher:
         """Let the command work on an attempt to its end."""
         attempt = given.attempt
         with (
-            tempfile.TemporaryDirectory(prefix="agent-r1-attempt-") as name,
+            tempfile.TemporaryDirectory(
+                prefix="agent-r1-attempt-",
+                ignore_cleanup_errors=True,  # what the command has left may still write there
+            ) as name,
             socket.create_server(("127.0.0.1", 0)) as listener,
         ):
             folder = Path(name)
@@ -310,15 +313,24 @@ class Attacher:
 
     def _read(self, folder: Path, code: int | None, *, was_over: bool) -> AttemptReport:
         """Return what a command came to."""
-        output = (folder / "output").read_text(encoding="utf-8", errors="replace")
-        output = output[-MAX_OUTPUT_CHARS:]
+        output = ""
+        try:
+            output = (folder / "output").read_text(encoding="utf-8", errors="replace")
+            return self._result(folder, output[-MAX_OUTPUT_CHARS:], code, was_over=was_over)
+        except OSError as exc:  # the command may do what it likes with its folder
+            error = f"AGENT_R1_REPORT and the output cannot be read: {exc}"
+            return AttemptReport(exit="failed", output=output[-MAX_OUTPUT_CHARS:], error=error)
+
+    def _result(
+        self, folder: Path, output: str, code: int | None, *, was_over: bool
+    ) -> AttemptReport:
         if was_over:
             return AttemptReport(exit="failed", output=output, error="the attempt was over")
         if code != 0:
             error = f"{shlex.join(self.program):.300}: exit status {code}"
             return AttemptReport(exit="failed", output=output, error=error)
         try:
-            text = (folder / REPORT_FILE).read_text(encoding="utf-8")
+            text = (folder / REPORT_FILE).read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             return AttemptReport(answer=output.strip(), output=output)
         try:
