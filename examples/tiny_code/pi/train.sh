@@ -1,6 +1,6 @@
 #!/bin/sh
 # Train pi on the exercises of tiny_code, with three seeds; from the repository root, after `make setup`. It wants
-# npm, and takes about three hours on two cores; started again, it goes on where it stopped.
+# npm, and takes about an hour and a half on two cores; started again, it goes on where it stopped.
 set -eu
 example=examples/tiny_code
 npm install --ignore-scripts --no-audit --no-fund --silent --prefix build/npm @mariozechner/pi-coding-agent@0.73.1
