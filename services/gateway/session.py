@@ -201,6 +201,11 @@ class AgentSession:
         turn = self.forest.turn_of(turn_id)
         return None if turn is None else turn.said
 
+    def is_kept(self, turn_id: str) -> bool:
+        """Return whether a turn is kept for clients that send its id alone."""
+        turn = self.forest.turn_of(turn_id)
+        return turn is not None and turn.kept is not None
+
     def dialogue(self, turn_id: str) -> list[tuple[ChatMessage, str]] | None:
         """Return what was kept of a turn's history and what it said; None where nothing was."""
         turn = self.forest.turn_of(turn_id)

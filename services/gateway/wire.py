@@ -163,6 +163,10 @@ class Session(Protocol):
         """Return what a turn of this session said; None where there is none, or it has no end."""
         ...
 
+    def is_kept(self, turn_id: str) -> bool:
+        """Return whether parts of a turn may be referred to by their ids alone."""
+        ...
+
     def dialogue(self, turn_id: str) -> Sequence[tuple[ChatMessage, str]] | None:
         """Return what was kept of the history of a turn, and what it said.
 

@@ -35,6 +35,7 @@ from agent_r1.gateway.wires.http import (
 from agent_r1.runtime.imports import quick_imports
 from agent_r1.text.tool_formats import ParsedCall
 from agent_r1_proto.parts import shown_text
+from agent_r1_proto.tasks import ChatMessage
 from agent_r1_proto.tools import ToolSpec
 
 with quick_imports():
@@ -153,7 +154,8 @@ class ResponsesRequest(HostedToolsRequest):
         history = History()
         if self.previous_response_id:
             kept = session.dialogue(turn_id_in(self.previous_response_id))
-            history.extend(kept or _refuse_unknown(_PREVIOUS, self.previous_response_id))
+            kept = kept or _refuse_unknown(_PREVIOUS, self.previous_response_id)
+            history.extend(_since_compaction(kept))
         for i, item in enumerate(items):
             _read_item(history, f"input.{i}", item, session)
         messages, turn_ids = history.finish([self.instructions] if self.instructions else [])
@@ -246,9 +248,7 @@ def _read_item(
             said = session.said(turn_id)
             if said is None:
                 _refuse_unknown(f"{where}.encrypted_content", item.get("encrypted_content"))
-            history.end_message()
-            history.tell(where, "user", [SUMMARY + said.shown()])
-            history.end_message()
+            _tell_summary(history, where, said)
         case "item_reference":
             _read_reference(history, where, str(item.get("id")), session)
         case _:
@@ -268,16 +268,36 @@ def _read_call(where: str, item: Mapping[str, JsonValue]) -> dict[str, Any]:
 
 def _read_reference(history: History, where: str, item_id: str, session: Session) -> None:
     turn_id, kind, number = turn_id_in(item_id), item_id.partition("_")[0], item_id.split("_")[-1]
-    said = session.said(turn_id)
+    said = session.said(turn_id) if session.is_kept(turn_id) else None
     if said is None:
         _refuse_unknown(f"{where}.id", item_id)
-    if kind == "msg":
+    if kind == "cmp":
+        _tell_summary(history, where, said)
+    elif kind == "msg":
         history.say(where, turn_id=turn_id, texts=[shown_text(said.content)])
     elif kind in ("fc", "ctc") and int(number) < len(said.tool_calls):
         call = said.tool_calls[int(number)].model_dump()
         history.say(where, turn_id=turn_id, call=call)
     else:
         history.say(where, turn_id=turn_id)
+
+
+def _tell_summary(history: History, where: str, said: ChatMessage) -> None:
+    history.end_message()
+    history.tell(where, "user", [SUMMARY + said.shown()])
+    history.end_message()
+
+
+def _since_compaction(
+    kept: Sequence[tuple[ChatMessage, str]],
+) -> Sequence[tuple[ChatMessage, str]]:
+    """Return a history from its last summary on, which stands for all that was compacted."""
+    for i in reversed(range(len(kept) - 1)):
+        asked, (said, _) = kept[i][0], kept[i + 1]
+        if (asked.role, asked.content) == ("user", COMPACT) and said.role == "assistant":
+            summary = ChatMessage(role="user", content=SUMMARY + said.shown())
+            return [(summary, ""), *kept[i + 2 :]]
+    return kept
 
 
 def _refuse_unknown(param: str, value: object) -> NoReturn:

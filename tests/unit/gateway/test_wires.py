@@ -513,6 +513,9 @@ async def test_what_is_not_stored_is_not_found(kind: type[Wire], chat: ChatForma
             with pytest.raises(openai.BadRequestError, match="names nothing") as refused:
                 await wire.ask([wire.user("and?")], previous_response_id=name)
             assert refused.value.param == "previous_response_id"
+        named = {"type": "item_reference", "id": got.raw.output[0].id}
+        with pytest.raises(openai.BadRequestError, match="names nothing"):
+            await wire.ask([wire.user("who?"), named, wire.user("and?")])
 
 
 @on("responses")
@@ -558,6 +561,35 @@ async def test_a_compaction_is_one_item_and_comes_back_as_a_summary(
         with pytest.raises(openai.BadRequestError, match="names nothing"):
             await wire.ask([foreign, wire.user("and?")])
     assert len(list(one.trajectory.trained_turns())) == 3
+
+
+@on("responses")
+@pytest.mark.parametrize("taken_over", [False, True])
+async def test_what_was_compacted_is_gone_on_with_by_ids_as_a_summary(
+    kind: type[Wire], taken_over: bool, chat: ChatFormat
+):
+    script = ["Ada, I think.", "Asked for Ada; found her.", "sure", "end", "end"]
+    summary = "<|im_start|>user\nSummary of the conversation so far:\nAsked for Ada; found her."
+    async with opened(kind, chat, *script, sequences=None) as one:
+        wire = one.wire
+        first = await wire.ask([wire.user("who?")])
+        compacted = await wire.sdk.responses.compact(
+            model="policy", previous_response_id=first.raw.id
+        )
+        heir = await one.client.successor() if taken_over else one.client
+        session: Any = heir.session
+        referred = {"type": "item_reference", "id": compacted.output[0].id}
+        read: list[str] = []
+        async with faked(kind, session) as other:
+            question = other.user("and?")
+            by_id = await other.ask([question], previous_response_id=compacted.id)
+            read.append(heir.chat.decode(session.forest.turns[-1].context()))
+            await other.ask([question], previous_response_id=by_id.raw.id)
+            read.append(heir.chat.decode(session.forest.turns[-1].context()))
+            await other.ask([referred, question])
+            read.append(heir.chat.decode(session.forest.turns[-1].context()))
+    assert all(text.count(summary) == 1 and "who?" not in text for text in read), read
+    assert [text.count("and?") for text in read] == [1, 2, 1]
 
 
 @on("responses")

@@ -71,6 +71,9 @@ class FakeSession:
     def said(self, turn_id: str) -> ChatMessage | None:
         return self.kept.get(turn_id)
 
+    def is_kept(self, turn_id: str) -> bool:
+        return turn_id in self.kept
+
     def dialogue(self, turn_id: str) -> list[tuple[ChatMessage, str]] | None:
         said = self.kept.get(turn_id)
         return None if said is None else [(USER_MESSAGE, ""), (said, turn_id)]
