@@ -135,6 +135,10 @@ async def test_an_attempt_under_way_is_given_back_by_whoever_stops(
         (["sh", "-c", "printf '\\377\\376' > $AGENT_R1_REPORT"], "AGENT_R1_REPORT"),
         (["sh", "-c", "mkdir $AGENT_R1_REPORT"], "AGENT_R1_REPORT"),
         (["sh", "-c", 'rm -rf "$PWD"'], "AGENT_R1_REPORT"),
+        (
+            ["sh", "-c", """echo '{"exit": "given_back"}' > $AGENT_R1_REPORT"""],
+            "'exit' is not told",
+        ),
     ],
 )
 async def test_how_a_program_ends(
@@ -164,7 +168,7 @@ async def test_programs_of_others_ask_over_http(chat: ChatFormat, broker: Broker
         assert (await client.post("/attempts", json={"wait_s": 0})).status_code == 204
         running = asyncio.create_task(attempts.run(rollout))
         given = (await client.post("/attempts")).json()
-        assert given["id"] == session_name(rollout)
+        assert given["id"] == f"{session_name(rollout)}.1"
         assert given["attempt"]["task"]["metadata"] == {"folder": "tasks/fix-sum"}
         assert "payload" not in str(given)
         assert (await client.get(f"/attempts/{given['id']}")).json() == given

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import shlex
@@ -20,10 +21,11 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 from urllib.parse import urlsplit
 
 import httpx
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 
 from agent_r1.cli.declare import integer
 from agent_r1.cli.live_run import ask
@@ -55,6 +57,8 @@ REQUEST_TIMEOUT_S = 10.0
 END_S = 10.0
 """Time that a command has between SIGTERM and SIGKILL."""
 REPORT_FILE = "report.json"
+REPORTED = ("answer", "reward", "artefacts")
+"""What a command may write to it."""
 
 
 def attach_arguments(parser: argparse.ArgumentParser) -> None:
@@ -334,12 +338,30 @@ class Attacher:
         except FileNotFoundError:
             return AttemptReport(answer=output.strip(), output=output)
         try:
-            return AttemptReport.model_validate_json(text).model_copy(update={"output": output})
-        except ValidationError as exc:
-            problem = "; ".join(f"{e['loc']}: {e['msg']}" for e in exc.errors()[:3])
-            return AttemptReport(
-                exit="failed", output=output, error=f"AGENT_R1_REPORT: {problem}"[:1000]
-            )
+            report = _read_report(text)
+        except ValueError as exc:
+            return AttemptReport(exit="failed", output=output, error=f"AGENT_R1_REPORT: {exc}")
+        return report.model_copy(update={"output": output})
+
+
+def _read_report(text: str) -> AttemptReport:
+    """Return what a command has written of its work; how it ended, its exit status says.
+
+    Raises:
+        ValueError: the text is no report.
+    """
+    told = json.loads(text)
+    if isinstance(told, dict):
+        given = cast("dict[str, JsonValue]", told)
+        if extra := sorted(given.keys() - REPORTED):
+            raise ValueError(f"{extra[0]!r:.50} is not told there; {', '.join(REPORTED)} are")
+        if isinstance(answer := given.get("answer"), str):
+            given["answer"] = answer[:MAX_OUTPUT_CHARS]
+    try:
+        return AttemptReport.model_validate(told)
+    except ValidationError as exc:
+        problem = "; ".join(f"{e['loc']}: {e['msg']}" for e in exc.errors()[:3])
+        raise ValueError(problem[:900]) from exc
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -7,11 +7,14 @@ it; `agent-r1 agents attach` does that for a command.
     program --POST /attempts--> a task and a session; it calls the session's model at the gateway
     program --GET /attempts/{id}--> the same, while it goes on; 410 once it is over
     program --POST /attempts/{id}/end--> answer, reward; the gateway's call returns
+
+The id is that of one taking: where an attempt is handed out again, the first program's is over.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 
@@ -70,7 +73,7 @@ class AttachedAgents(Tool):
         self.settings = parse_settings(AgentSettings, settings)
         self.version = self.settings.version or "1"
         self._open: dict[str, _Open] = {}
-        self._wanted: asyncio.Queue[str] = asyncio.Queue()
+        self._offered = asyncio.Event()
         self._noticed = time.monotonic()
         """When a program last asked, or that none does was said."""
 
@@ -84,7 +87,7 @@ class AttachedAgents(Tool):
         found = self._open.get(name)
         if found is None:
             found = self._open[name] = _Open(attempt)
-            self._wanted.put_nowait(name)
+            self._offered.set()
         found.attempt = attempt
         deadline = time.monotonic() + attempt.timeout_s
         while not found.end.done() and (left := deadline - time.monotonic()) > 0:
@@ -93,12 +96,16 @@ class AttachedAgents(Tool):
         return ToolResult(data=self._end_of(found).model_dump(mode="json"))
 
     def _notice(self, found: _Open) -> None:
-        if not found.end.done() and not found.took and time.monotonic() - self._noticed > NOTICE_S:
+        if (
+            not found.end.done()
+            and not found.is_held
+            and time.monotonic() - self._noticed > NOTICE_S
+        ):
             self._noticed = time.monotonic()
             logger.warning(
                 "attempts wait and no program asks for one; start `agent-r1 agents attach` with "
                 "the address of this service waiting=%d",
-                sum(not one.took for one in self._open.values()),
+                sum(not one.is_held for one in self._open.values()),
             )
 
     def _end_of(self, found: _Open) -> AgentEnd:
@@ -107,7 +114,7 @@ class AttachedAgents(Tool):
             if report["exit"] == "given_back":
                 report |= {"exit": "lost", "error": f"it was given back: {report['error']}"}
             return AgentEnd(**report, latency_s=time.monotonic() - found.took)
-        if found.took:
+        if found.is_held:
             return AgentEnd(exit="timeout", error="the program took longer than the attempt may")
         return AgentEnd(
             exit="lost",
@@ -124,52 +131,61 @@ class AttachedAgents(Tool):
     async def take(self, wait_s: float) -> OpenAttempt | None:
         """Return an attempt that nobody makes yet; None where none comes in time."""
         self._noticed = time.monotonic()
-        asking = asyncio.ensure_future(self._next())
-        await asyncio.wait([asking], timeout=wait_s)
-        if not asking.done():
-            asking.cancel()
-            await asyncio.wait([asking])
-        return None if asking.cancelled() else self.find(asking.result())
-
-    async def _next(self) -> str:
-        while (name := await self._wanted.get()) not in self._open:
-            pass
-        found = self._open[name]
-        found.took = time.monotonic()
-        asyncio.get_running_loop().call_later(ARRIVE_S, self._miss, name, found, found.took)
-        return name
-
-    def _miss(self, name: str, found: _Open, took: float) -> None:
-        """Offer an attempt again whose program has not asked for it since it took it."""
-        if self._open.get(name) is found and found.took == took and not found.has_arrived:
-            logger.warning("attempt did not arrive, so another program gets it attempt=%s", name)
-            self.offer_again(name)
-
-    def follow(self, name: str) -> OpenAttempt | None:
-        """Return an attempt that is not over to the program that works on it."""
-        if name in self._open:
-            self._open[name].has_arrived = True
-        return self.find(name)
-
-    def find(self, name: str) -> OpenAttempt | None:
-        """Return an attempt that is not over."""
-        found = self._open.get(name)
-        if found is None or found.end.done():
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while self._waiting() is None:
+                    self._offered.clear()
+                    await self._offered.wait()
+        name = self._waiting()
+        if name is None:
             return None
-        return OpenAttempt(id=name, attempt=found.attempt)
+        found = self._open[name]
+        found.takes += 1
+        found.took, found.is_held, found.has_arrived = time.monotonic(), True, False
+        taken = f"{name}.{found.takes}"
+        asyncio.get_running_loop().call_later(ARRIVE_S, self._miss, taken)
+        return OpenAttempt(id=taken, attempt=found.attempt)
 
-    def offer_again(self, name: str) -> None:
-        """Let another program take an attempt: the one that asked for it has gone."""
-        if name in self._open:
-            self._open[name].took = 0.0
-            self._wanted.put_nowait(name)
+    def _waiting(self) -> str | None:
+        """Return the name of the oldest attempt that no program has."""
+        waiting = (n for n, one in self._open.items() if not one.is_held and not one.end.done())
+        return next(waiting, None)
 
-    def end(self, name: str, report: AttemptReport) -> bool:
-        """Note what came of an attempt; False where nobody waits for it."""
+    def _miss(self, taken: str) -> None:
+        """Offer an attempt again whose program has not asked for it since it took it."""
+        found = self._find(taken)
+        if found is not None and not found.has_arrived:
+            logger.warning("attempt did not arrive, so another program gets it attempt=%s", taken)
+            self.offer_again(taken)
+
+    def _find(self, taken: str) -> _Open | None:
+        """Return an attempt that is not over, and that no program took after this one."""
+        name, _, number = taken.rpartition(".")
         found = self._open.get(name)
-        if found is None or found.end.done():
+        if found is None or found.end.done() or number != str(found.takes):
+            return None
+        return found
+
+    def follow(self, taken: str) -> OpenAttempt | None:
+        """Return an attempt that is not over to the program that works on it."""
+        found = self._find(taken)
+        if found is None:
+            return None
+        found.has_arrived = found.is_held = True  # it may be late, and nobody else has it yet
+        return OpenAttempt(id=taken, attempt=found.attempt)
+
+    def offer_again(self, taken: str) -> None:
+        """Let another program take an attempt: the one that asked for it has gone."""
+        found = self._find(taken)
+        if found is not None:
+            found.is_held = False
+            self._offered.set()
+
+    def end(self, taken: str, report: AttemptReport) -> bool:
+        """Note what came of an attempt; False where nobody waits for it from this program."""
+        found = self._find(taken)
+        if found is None:
             return False
-        found.has_arrived, found.took = True, found.took or time.monotonic()
         found.end.set_result(report)
         return True
 
@@ -179,10 +195,14 @@ class _Open:
 
     def __init__(self, attempt: AgentAttempt) -> None:
         self.attempt = attempt
+        self.takes = 0
+        """How often it was handed out."""
+        self.is_held = False
+        """A program has it."""
         self.took = 0.0
-        """When a program took it; 0 where none has."""
+        """When one took it last, by the clock of `time.monotonic`."""
         self.has_arrived = False
-        """The program has said so, by its first question about it or by its end."""
+        """The program has said so, by its first question about it."""
         self.end: asyncio.Future[AttemptReport] = asyncio.get_running_loop().create_future()
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from agent_r1.tools.agents.ending import describe_end
 from agent_r1.tools.agents.tool import AgentTool, import_agent
 from agent_r1.tools.base import CallContext
 from agent_r1_proto.agents import AgentEnd, AttemptReport
+from agent_r1_proto.tools import ToolResult
 
 PROGRAM = AgentSettings(command=["agent"], answer="output", memory_mb=512, cpu_s=5.0)
 CLASS = AgentSettings(type="my:Agent", answer="output")
@@ -122,12 +125,9 @@ def test_the_answer_comes_from_where_the_table_says():
     assert describe_end(message, said).answer is None
 
 
-@pytest.mark.parametrize("arrives", [False, True])
-async def test_an_attempt_whose_program_never_asked_for_it_is_given_to_another(
-    arrives: bool, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(attached, "ARRIVE_S", 1.0 if arrives else 0.0)
-    agents = attached.AttachedAgents(attached=True)
+@contextlib.asynccontextmanager
+async def offered(agents: attached.AttachedAgents) -> AsyncIterator[asyncio.Task[ToolResult]]:
+    """Offer an attempt."""
     attempt = {
         "task": {"id": "one", "prompt": [{"role": "user", "content": "Who?"}]},
         "url": "http://gateway/sessions/one/v1",
@@ -137,10 +137,56 @@ async def test_an_attempt_whose_program_never_asked_for_it_is_given_to_another(
         "timeout_s": 60.0,
     }
     call = asyncio.create_task(agents.call({}, CallContext("one", 0, attempt, 60.0)))
-    taken = await agents.take(10.0)
-    assert taken is not None
-    assert not arrives or agents.follow("one") is not None
-    again = await agents.take(1.5 if arrives else 10.0)
-    assert (again is None) == arrives
-    assert agents.end("one", AttemptReport(answer="Ada"))
-    assert AgentEnd.model_validate((await call).data).answer == "Ada"
+    yield call
+    call.cancel()
+
+
+@pytest.mark.parametrize("arrives", [False, True])
+async def test_an_attempt_whose_program_never_asked_for_it_is_given_to_another(
+    arrives: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(attached, "ARRIVE_S", 1.0 if arrives else 0.0)
+    agents = attached.AttachedAgents(attached=True)
+    async with offered(agents) as call:
+        taken = await agents.take(10.0)
+        assert taken is not None
+        assert not arrives or agents.follow(taken.id) is not None
+        again = await agents.take(1.5 if arrives else 10.0)
+        assert (again is None) == arrives
+        last = again or taken
+        if again is not None:  # whoever had it first is late
+            assert again.id != taken.id
+            assert agents.follow(taken.id) is None
+            assert not agents.end(taken.id, AttemptReport(answer="Bob"))
+        assert agents.end(last.id, AttemptReport(answer="Ada"))
+        assert AgentEnd.model_validate((await call).data).answer == "Ada"
+
+
+async def test_a_late_program_keeps_an_attempt_that_no_other_has_taken():
+    agents = attached.AttachedAgents(attached=True)
+    async with offered(agents) as call:
+        taken = await agents.take(10.0)
+        assert taken is not None
+        agents.offer_again(taken.id)
+        assert agents.follow(taken.id) == taken
+        assert await agents.take(0.0) is None
+        agents.offer_again(taken.id)
+        assert agents.end(taken.id, AttemptReport(answer="Ada"))
+        assert await agents.take(0.0) is None
+        assert AgentEnd.model_validate((await call).data).answer == "Ada"
+
+
+async def test_attempts_are_handed_out_to_those_who_wait_and_not_once_they_are_closed():
+    agents = attached.AttachedAgents(attached=True)
+    waiting = [asyncio.create_task(agents.take(10.0)) for _ in range(2)]
+    async with offered(agents):
+        done, left = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        (taken,) = [task.result() for task in done]
+        assert taken is not None
+        agents.offer_again(taken.id)
+        again = await left.pop()
+        assert again is not None
+        agents.offer_again(again.id)
+        await agents.close("one")
+        assert await agents.take(0.0) is None
+        assert agents.follow(again.id) is None

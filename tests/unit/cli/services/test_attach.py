@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from agent_r1.cli.services.attach import _find_program
+from agent_r1.cli.services.attach import _find_program, _read_report
 from agent_r1.config.sources import ConfigError
+from agent_r1_proto.agents import MAX_OUTPUT_CHARS
 
 
 def test_files_of_a_command_are_found_from_any_folder(
@@ -24,3 +26,23 @@ def test_files_of_a_command_are_found_from_any_folder(
     assert _find_program(command) == [str(script), str(script), "--model", "a/b"]
     with pytest.raises(ConfigError, match=r"COMMAND \(no-such-program\)"):
         _find_program(["no-such-program"])
+
+
+def test_a_long_answer_is_cut_and_keeps_its_reward():
+    report = _read_report(json.dumps({"answer": "x" * (MAX_OUTPUT_CHARS + 1), "reward": 1}))
+    assert (len(report.answer or ""), report.reward) == (MAX_OUTPUT_CHARS, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[]", "valid dictionary"),
+        ("no", "Expecting value"),
+        ('{"exit": "given_back"}', "'exit' is not told there; answer, reward, artefacts are"),
+        ('{"reward": "much"}', "reward"),
+        ('{"answer": 3}', "answer"),
+    ],
+)
+def test_a_report_that_is_none_says_why(text: str, problem: str):
+    with pytest.raises(ValueError, match=problem):
+        _read_report(text)
