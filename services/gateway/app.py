@@ -16,13 +16,14 @@ from agent_r1.gateway.attempts import AgentAttempts
 from agent_r1.gateway.servers import RolloutServers
 from agent_r1.gateway.wire import WireError
 from agent_r1.gateway.wires.chat import OPENAI_ERRORS, add_chat
-from agent_r1.gateway.wires.http import ErrorForm
+from agent_r1.gateway.wires.http import ErrorForm, failed
 from agent_r1.gateway.wires.messages import ANTHROPIC_ERRORS, add_messages
 from agent_r1.gateway.wires.models import add_models, is_anthropic
 from agent_r1.gateway.wires.responses import add_responses
 from agent_r1.gateway.wires.tools import add_tools
 from agent_r1.runtime.http.api import Route, describe
 from agent_r1_proto.messages import Message
+from agent_r1_proto.session_log import SessionTakenError
 
 
 class GatewayHealth(Message):
@@ -87,10 +88,13 @@ def create_wire(attempts: AgentAttempts) -> FastAPI:
     add_models(app, attempts)
     add_tools(app, attempts)
 
-    @app.exception_handler(WireError)
-    async def refuse(request: Request, error: WireError) -> Response:
+    @app.exception_handler(Exception)
+    async def refuse(request: Request, error: Exception) -> Response:
         form = ANTHROPIC_ERRORS if is_anthropic(request) else _error_form(request.url.path)
-        return form.response(error)
+        return form.response(failed(error, getattr(request.state, "session", None)))
+
+    app.add_exception_handler(WireError, refuse)
+    app.add_exception_handler(SessionTakenError, refuse)
 
     @app.exception_handler(HTTPException)
     async def refuse_route(request: Request, error: HTTPException) -> Response:

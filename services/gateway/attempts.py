@@ -22,7 +22,12 @@ from agent_r1.gateway.config import AgentConfig
 from agent_r1.gateway.journal import AttemptCalled, AttemptEnded, Journal
 from agent_r1.gateway.servers import RolloutServers
 from agent_r1.gateway.session import MODEL, AgentSession, SessionRules
-from agent_r1.gateway.trajectory import join_compacted, last_main_turn, session_trajectory
+from agent_r1.gateway.trajectory import (
+    Credit,
+    join_compacted,
+    last_main_turn,
+    session_trajectory,
+)
 from agent_r1.gateway.wire import WireError
 from agent_r1.text.chat_format import ChatFormat
 from agent_r1.text.tokens import failed_trajectory, recorded_data, turn_seed
@@ -129,10 +134,9 @@ class AgentAttempts:
         context = session.rollout.task.tool_context
         session_id = session.session_id
         try:
-            async with session.opening[name]:
-                if spec.sessions and name not in session.tools:
-                    await self.tools.open_session(name, session_id, context)
-                await session.note_tool(name, self.tools.holder(name, session_id))
+            if spec.sessions and name not in session.tools:
+                await self._open_with(session, name)
+            await session.note_tool(name, self.tools.holder(name, session_id))
             reply = await self.tools.call(
                 name,
                 arguments,
@@ -157,6 +161,19 @@ class AgentAttempts:
         )
         await session.tool_answered(record)
         return reply.result
+
+    async def _open_with(self, session: AgentSession, tool: str) -> None:
+        """Open a session with a tool, once for all calls that wait for it."""
+        opening = session.opening.get(tool)
+        if opening is None:
+            context = session.rollout.task.tool_context
+            opening = asyncio.create_task(
+                self.tools.open_session(tool, session.session_id, context)
+            )
+            session.opening[tool] = opening
+            opening.add_done_callback(lambda _: session.opening.pop(tool))
+        await asyncio.wait([opening])  # which goes on for the others where this call is cancelled
+        opening.result()
 
     async def run(self, rollout: RolloutTask) -> Trajectory:
         """Make one attempt, or go on with one that another gateway has begun.
@@ -258,6 +275,10 @@ class AgentAttempts:
 
     # -- what comes of it ------------------------------------------------------------------------
 
+    @property
+    def _credit(self) -> Credit:
+        return Credit(self.agent.credit, self.agent.side_calls)
+
     def _trajectory(self, session: AgentSession, over: AttemptEnded) -> Trajectory:
         end = over.end
         status, reason = _outcome(session, over)
@@ -266,7 +287,7 @@ class AgentAttempts:
         return session_trajectory(
             session,
             self.chat,
-            self.agent.credit,
+            self._credit,
             (status, reason),
             answer=answer,
             data=None if end is None else end.model_dump(mode="json", exclude={"answer"}),
@@ -280,7 +301,7 @@ class AgentAttempts:
         """Return the answer: what the markup of an answer holds, or else the whole text."""
         text: str | None
         if self.agent.answer == "message":
-            turn = last_main_turn(session, self.agent.credit)
+            turn = last_main_turn(session, self._credit)
             if turn is None or turn.said is None or turn.said.tool_calls:
                 return None
             if turn.read is not None and turn.read.answer is not None:

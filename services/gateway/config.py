@@ -6,19 +6,30 @@ table is `agent.service`), the gateway listens at `agent.gateway`, and agents ca
 
 from __future__ import annotations
 
+import re
 import tomllib
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from agent_r1.runtime.agent_settings import AgentSettings
 from agent_r1.runtime.config import ListenConfig
 
 KNOWN = "agent_r1.tools.agents", "known"
 """Package and folder of a file for each program that people use: keys of `[agent]`."""
-Pattern = Annotated[str, Field(min_length=1)]
+
+
+def _check_pattern(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as exc:
+        raise ValueError(f"{pattern!r:.100} is no regular expression: {exc}") from exc
+    return pattern
+
+
+Pattern = Annotated[str, Field(min_length=1), AfterValidator(_check_pattern)]
 
 
 class AgentConfig(AgentSettings):
@@ -40,6 +51,9 @@ class AgentConfig(AgentSettings):
     """Most tokens of one attempt, read and sampled ones together."""
     credit: Literal["all", "main"] = "all"
     """Whose turns are trained: every agent's of an attempt, or those of the main one."""
+    side_calls: list[Pattern] = []
+    """Regular expressions of instructions: turns after them are not trained, and rewards are not
+    about them. Such as what asks for a title."""
     thoughts: Literal["keep", "as_client"] = "keep"
     """`keep`: thoughts of earlier turns stay in the context. `as_client`: the policy sees only what
     the agent sends back, which begins a new segment after every thought."""

@@ -239,24 +239,28 @@ class Forest:
         since = [(message, "") for message in turn.kept]
         return [*(before or ()), *since, (turn.said, self.turn_id(turn.number))]
 
-    def as_first_seen(self, asked: Asked) -> Asked:
-        """Return a request with each message as it was when its history came first.
+    def as_first_seen(self, asked: Asked) -> tuple[Asked, dict[str, ChatMessage]]:
+        """Return a request with each message as it was when its history came first, and those that
+        came now, by that history, for `first_seen`.
 
         Of what it differs from, only volatile text has changed.
         """
+        new: dict[str, ChatMessage] = {}
         if not self._volatile:
-            return asked
+            return asked, new
         messages: list[ChatMessage] = []
         for digest, message in zip(self._digests(asked)[1:], asked.messages, strict=True):
             seen = message
             if message.role != "assistant" and self._lasting(message) != shown_text(
                 message.content
             ):
-                first = self.first_seen.setdefault(digest, message)
+                first = self.first_seen.get(digest)
+                if first is None:
+                    first = new[digest] = message
                 seen = message.model_copy(update={"content": first.content})
             self.changed_texts += seen != message
             messages.append(seen)
-        return replace(asked, messages=tuple(messages))
+        return replace(asked, messages=tuple(messages)), new
 
     def with_own_ids(self, asked: Asked, own: Mapping[int, TurnNode]) -> Asked:
         """Return a request whose results name our calls, whatever ids the client has given them.

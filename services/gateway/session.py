@@ -8,12 +8,10 @@ goes on where the other one ended.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import logging
 import secrets
 import time
-from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 
@@ -111,8 +109,8 @@ class AgentSession:
         self.requests = 0
         self.tools: dict[str, str] = {}
         """Tools of the run that were called, and who holds the session with each; "": nobody."""
-        self.opening: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """Held while a tool's session is opened, by the tool's name."""
+        self.opening: dict[str, asyncio.Task[None]] = {}
+        """What opens a session with a tool just now, by the tool's name."""
         self.tool_answers: list[log.ToolAnswered] = []
         self._chat = chat
         self._servers = servers
@@ -355,10 +353,7 @@ class AgentSession:
 
     async def _begin(self, asked: Asked) -> list[TurnNode]:
         """Return the turns that answer a request: told again, gone on with, or begun now."""
-        seen = len(self.forest.first_seen)
-        asked = self.forest.as_first_seen(asked)
-        for history, message in itertools.islice(self.forest.first_seen.items(), seen, None):
-            self.journal.note(log.VolatileSeen(history=history, message=message))
+        asked, first_seen = self.forest.as_first_seen(asked)
         place = self.forest.place(asked)
         asked = self.forest.with_own_ids(asked, place.own)
         again = [
@@ -373,7 +368,11 @@ class AgentSession:
         begins, prompt, opening = self._prompt(asked, place) if missing else (False, [], "")
         if missing:
             self._check_room(_length(begins, prompt, place))
-        events: list[log.Event] = []
+        self.forest.first_seen |= first_seen
+        events: list[log.Event] = [
+            log.VolatileSeen(history=history, message=message)
+            for history, message in first_seen.items()
+        ]
         for turn in {turn.number: turn for turn in place.own.values()}.values():
             if turn.finish_reason is not None and not turn.delivered:
                 turn.delivered = True

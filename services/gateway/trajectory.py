@@ -7,8 +7,9 @@ about its turns; it is the one with the most turns, the first of equals.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,17 +23,32 @@ from agent_r1_proto.parts import TextPart, shown_text
 from agent_r1_proto.tasks import ChatMessage
 from agent_r1_proto.trajectory import Lineage, Reply, Status, ToolCallRecord, Trajectory
 
-Credit = Literal["all", "main"]
 UNDELIVERED = "undelivered"
 """The client never had it: it went away, or a server did."""
 BRANCH = "branch_not_gone_on_with"
 """Another answer to the same history was gone on with, or came later."""
 SIDE_CALL = "side_call"
-"""With `agent.credit = "main"`: not of the main lineage."""
+"""Named by `agent.side_calls`, or with `agent.credit = "main"` not of the main lineage."""
 QUOTED_CHARS = 20
 """A summary has so many characters at least; shorter answers are repeated by chance."""
 CONSTRAINED = "constrained"
 """The request forced what was written."""
+_NUMBERED = re.compile(r"\S*\d\S*")
+"""Words that have digits: clocks, counts and versions, which change from call to call."""
+
+
+@dataclass(frozen=True)
+class Credit:
+    """Which turns of an attempt are trained, from `[agent]`."""
+
+    agents: Literal["all", "main"] = "all"
+    """Every agent's, or those of the main lineage."""
+    side_calls: Sequence[str] = ()
+    """Regular expressions of instructions whose turns are not."""
+
+    def is_side_call(self, turn: TurnNode) -> bool:
+        """Return whether the instructions before a turn are those of a side call."""
+        return any(re.search(one, root_of(turn).instructions) for one in self.side_calls)
 
 
 @dataclass
@@ -52,9 +68,17 @@ class _Strand:
         self.sequences.append([turn])
 
 
-def exclusions(turns: Iterable[TurnNode], credit: Credit, main: int) -> dict[TurnNode, str]:
+def root_of(turn: TurnNode) -> TurnNode:
+    """Return the turn with which the dialogue of a turn began."""
+    while turn.parent is not None:
+        turn = turn.parent
+    return turn
+
+
+def exclusions(turns: Iterable[TurnNode], credit: Credit) -> dict[TurnNode, str]:
     """Return why each turn with tokens is not trained; "" where it is."""
     sampled = [turn for turn in turns if turn.token_ids]
+    main = main_lineage(sampled, credit)
     answers: dict[str, list[TurnNode]] = {}
     for turn in sampled:
         answers.setdefault(turn.asked, []).append(turn)
@@ -66,7 +90,7 @@ def _excluded(turn: TurnNode, answers: list[TurnNode], credit: Credit, main: int
         return CONSTRAINED
     if not turn.delivered:
         return UNDELIVERED
-    if credit == "main" and turn.lineage != main:
+    if credit.is_side_call(turn) or (credit.agents == "main" and turn.lineage != main):
         return SIDE_CALL
     if not turn.children:
         gone_on = any(other.children for other in answers)
@@ -76,14 +100,16 @@ def _excluded(turn: TurnNode, answers: list[TurnNode], credit: Credit, main: int
     return ""
 
 
-def main_lineage(turns: Iterable[TurnNode]) -> int:
+def main_lineage(turns: Iterable[TurnNode], credit: Credit) -> int:
     """Return the number of the lineage with the most turns that the agent had, the first of equals.
 
-    Answers to one history count once. Turns that it had not count where it had none.
+    Answers to one history count once. Turns that it had not count where it had none, and side calls
+    where there is nothing else.
     """
     sampled = [turn for turn in turns if turn.token_ids]
-    had = [turn for turn in sampled if turn.delivered]
-    asked = {(turn.lineage, turn.asked) for turn in had or sampled}
+    work = [turn for turn in sampled if not credit.is_side_call(turn)] or sampled
+    had = [turn for turn in work if turn.delivered]
+    asked = {(turn.lineage, turn.asked) for turn in had or work}
     counts = Counter(lineage for lineage, _ in asked)
     return min(counts, key=lambda lineage: (-counts[lineage], lineage), default=0)
 
@@ -94,7 +120,8 @@ def join_compacted(session: AgentSession, chat: ChatFormat) -> None:
     An agent that is out of room begins anew with a summary of what it has done, which it asked for
     itself or in a side call without tools. Others quote answers too: who checks one, names it, or
     goes on with what a sub-agent found. So a lineage joins only that of the agent itself, when that
-    has ended, and with the same instructions and tools.
+    has ended, and with the same instructions and tools. One without tools has answered before it
+    sums up, unlike a step whose one answer another step goes on with.
     """
     lineages: dict[int, list[TurnNode]] = {}
     for turn in session.forest.turns:
@@ -102,33 +129,41 @@ def join_compacted(session: AgentSession, chat: ChatFormat) -> None:
     begun = list(lineages.values())
     if not begun:
         return
-    agent = next((turns for turns in begun if turns[0].offered), begun[0])
+    agent = next((turns for turns in begun if root_of(turns[-1]).offered), begun[0])
     for turns in begun[begun.index(agent) + 1 :]:
         last, first = agent[-1], turns[0]
-        if last.number > first.number or not _is_same_agent(agent[0], first):
+        if last.number > first.number or not _is_same_agent(root_of(last), first):
             continue
-        side_calls = [
-            side[-1]
-            for side in begun
-            if not side[0].offered
-            and last.number < side[0].number <= side[-1].number < first.number
-        ]
+        if not first.offered and last.parent is None:
+            continue
+        answers = [turn for turn in agent if turn.asked == last.asked]
+        for side in begun:
+            if not side[0].offered and last.number < side[0].number:
+                answers += [turn for turn in side if turn.number < first.number]
         read = chat.decode(first.context())
-        if any(_summary(one) and _summary(one) in read for one in (last, *side_calls)):
+        if any(_summary(one) and _summary(one) in read for one in answers):
             for turn in turns:
                 turn.lineage = last.lineage
             agent += turns
 
 
 def _is_same_agent(one: TurnNode, other: TurnNode) -> bool:
-    """Return whether most lines of the instructions are equal, and the tools.
+    """Return whether two dialogues have the same tools, and instructions that begin alike and have
+    most lines in common.
 
-    Not all lines: that with a clock or a count changes from call to call.
+    Not all lines: a list of files, for one, changes as an agent works.
     """
     if one.offered != other.offered:
         return False
-    lines, others = set(one.instructions.splitlines()), set(other.instructions.splitlines())
-    return lines == others or 2 * len(lines & others) > max(len(lines), len(others))
+    lines, others = _lines(one), _lines(other)
+    if lines[:1] != others[:1]:
+        return False
+    common = set(lines) & set(others)
+    return lines == others or 2 * len(common) > max(len(set(lines)), len(set(others)))
+
+
+def _lines(turn: TurnNode) -> list[str]:
+    return _NUMBERED.sub("0", turn.instructions).split("\n")
 
 
 def _summary(turn: TurnNode) -> str:
@@ -138,8 +173,8 @@ def _summary(turn: TurnNode) -> str:
 
 def last_main_turn(session: AgentSession, credit: Credit) -> TurnNode | None:
     """Return the last trained turn of the main lineage; None where none is trained."""
-    main = main_lineage(session.forest.turns)
-    reasons = exclusions(session.forest.turns, credit, main)
+    main = main_lineage(session.forest.turns, credit)
+    reasons = exclusions(session.forest.turns, credit)
     trained = [turn for turn, why in reasons.items() if turn.lineage == main and not why]
     return trained[-1] if trained else None
 
@@ -159,15 +194,15 @@ def session_trajectory(
     Args:
         session: of the attempt.
         chat: the model's template.
-        credit: `agent.credit`.
+        credit: which turns are trained.
         ended: status and reason.
         answer: what the agent answered; None: what its last turn says.
         data: for reward components, with the last turn of the main lineage.
         facts: fields of the trajectory that its turns do not give.
     """
     turns = session.forest.turns
-    main = main_lineage(turns)
-    strands = _strands(exclusions(turns, credit, main), main)
+    main = main_lineage(turns, credit)
+    strands = _strands(exclusions(turns, credit), main)
     interaction = Interaction(session.rollout)
     interaction.ended = ended
     lineages: list[Lineage] = []

@@ -33,6 +33,7 @@ from agent_r1.gateway.wire import (
     WireError,
 )
 from agent_r1.runtime.http.api import parse_body
+from agent_r1_proto.session_log import SessionTakenError
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +111,8 @@ async def find_session(sessions: Sessions, request: Request, session_id: str) ->
     Raises:
         WireError: there is none, or it has ended.
     """
-    return await sessions.find(session_id, key_of(request))
+    session = request.state.session = await sessions.find(session_id, key_of(request))
+    return session
 
 
 def key_of(request: Request) -> str:
@@ -198,6 +200,23 @@ class ErrorForm(ABC):
         return JSONResponse(self.body(error), self.statuses[error.kind], headers)
 
 
+def failed(error: Exception, session: Session | None) -> WireError:
+    """Return what a client may know of an error; one of ours is noted, and no agent's.
+
+    Args:
+        error: of a request.
+        session: that it was for; None where it was not known yet.
+    """
+    if isinstance(error, WireError):
+        return error
+    if isinstance(error, SessionTakenError):
+        return WireError("unavailable", f"{error}; send the request again")
+    logger.error("a request of an agent failed", exc_info=error)
+    if session is not None:
+        session.note_fault(f"gateway_error: {type(error).__name__}: {error}")
+    return WireError("unavailable", "the gateway failed; its log says why. Send the request again")
+
+
 # -- answers -------------------------------------------------------------------------------------
 
 
@@ -263,13 +282,7 @@ class Answer(ABC):
 
     def error_of(self, error: Exception) -> WireError:
         """Return what the client may know of an error; one of ours is noted, and no agent's."""
-        if isinstance(error, WireError):
-            return error
-        logger.error("a request of an agent failed", exc_info=error)
-        self.session.note_fault(f"gateway_error: {type(error).__name__}: {error}")
-        return WireError(
-            "unavailable", "the gateway failed; its log says why. Send the request again"
-        )
+        return failed(error, self.session)
 
     def release(self) -> None:
         """Tell the session that nothing more is written."""

@@ -52,6 +52,7 @@ def add_tools(app: FastAPI, sessions: ToolSessions[S]) -> None:
     @app.post("/sessions/{session_id}/tools/{name}")
     async def call(session_id: str, name: str, request: Request) -> Response:
         session = await sessions.find(session_id, key_of(request))
+        request.state.session = session
         try:
             arguments = _ARGUMENTS.validate_json(await request.body())
         except ValidationError as exc:

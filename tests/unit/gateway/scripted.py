@@ -10,7 +10,7 @@ from typing import Any
 from agent_r1.gateway.journal import Journal
 from agent_r1.gateway.servers import ServerError
 from agent_r1.gateway.session import AgentSession, SessionRules
-from agent_r1.gateway.trajectory import join_compacted, session_trajectory
+from agent_r1.gateway.trajectory import Credit, join_compacted, session_trajectory
 from agent_r1.gateway.wire import Asked, Begun, Ended, Event, Said
 from agent_r1.text.chat_format import ChatFormat
 from agent_r1_proto.generation import GeneratedPart, GenerateRequest
@@ -177,7 +177,7 @@ class Client:
 
     def trajectory(self, **changes: Any) -> Trajectory:
         facts: dict[str, Any] = {
-            "credit": "all",
+            "credit": Credit(),
             "ended": ("COMPLETED", "answer"),
             "answer": None,
             "data": None,

@@ -6,6 +6,7 @@ import asyncio
 import random
 import re
 from collections import Counter
+from typing import Literal
 
 import pytest
 from hypothesis import example, given, settings
@@ -87,9 +88,9 @@ async def _behave(client: Client, chance: random.Random) -> dict[int, list[str]]
 @example(seed=28831, keeps=False, credit="main")  # the agent had nothing of the longest lineage
 @given(seed=st.integers(0, 1 << 32), keeps=st.booleans(), credit=st.sampled_from(["all", "main"]))
 def test_every_token_once_and_behind_what_it_was_sampled_after(
-    chat: ChatFormat, seed: int, keeps: bool, credit: Credit
+    chat: ChatFormat, seed: int, keeps: bool, credit: Literal["all", "main"]
 ):
-    asyncio.run(_check(chat, random.Random(seed), keeps, credit))
+    asyncio.run(_check(chat, random.Random(seed), keeps, Credit(credit)))
 
 
 async def _check(chat: ChatFormat, chance: random.Random, keeps: bool, credit: Credit) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent_r1.attempts.tool_client import ToolReply
+from agent_r1.attempts.tool_client import ToolOutageError, ToolReply
 from agent_r1.gateway.attempts import AgentAttempts, session_name
 from agent_r1.gateway.config import AgentConfig
 from agent_r1.gateway.journal import Journal
@@ -37,13 +37,19 @@ class FakeTools:
         self.opened = 0
         self.asked: list[str] = []
         """Instances that were called, in order."""
+        self.is_away = False
+        self.answers = asyncio.Event()
+        self.answers.set()
 
     def argument_error(self, spec: ToolSpec, arguments: Any) -> str | None:
         return None
 
     async def open_session(self, name: str, session_id: str, context: Any) -> None:
         await asyncio.sleep(0)
+        await self.answers.wait()
         self.opened += 1
+        if self.is_away:
+            raise ToolOutageError("tool_unreachable", "notes", "away", attempts=3)
 
     def holder(self, name: str, session_id: str) -> str:
         return f"notes-{self.opened}"
@@ -75,6 +81,34 @@ async def test_parallel_first_calls_share_one_session_with_a_tool(chat: ChatForm
     calls = (attempts.call_tool(client.session, "notes", {"q": i}) for i in range(3))
     await asyncio.gather(*calls)
     assert (tools.opened, tools.asked) == (1, ["notes-1"] * 3)
+
+
+async def test_calls_that_wait_for_a_tool_that_is_away_fail_together(chat: ChatFormat, end_id: int):
+    client, tools = await open_client(chat, end_id, "one"), FakeTools()
+    attempts, tools.is_away = attempts_of(client, tools), True
+    calls = [attempts.call_tool(client.session, "notes", {"q": i}) for i in range(3)]
+    failures: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
+    assert [one.kind for one in failures] == ["unavailable"] * 3
+    assert (tools.opened, tools.asked) == (1, [])
+    tools.is_away = False
+    await attempts.call_tool(client.session, "notes", {"q": 3})
+    assert (tools.opened, tools.asked) == (2, ["notes-2"])
+
+
+async def test_a_call_that_goes_away_leaves_the_opening_to_the_others(
+    chat: ChatFormat, end_id: int
+):
+    client, tools = await open_client(chat, end_id, "one"), FakeTools()
+    attempts = attempts_of(client, tools)
+    tools.answers.clear()
+    first, second = (
+        asyncio.create_task(attempts.call_tool(client.session, "notes", {"q": i})) for i in range(2)
+    )
+    await eventually(lambda: bool(client.session.opening), second)
+    first.cancel()
+    tools.answers.set()
+    await second
+    assert (first.cancelled(), tools.opened, tools.asked) == (True, 1, ["notes-1"])
 
 
 async def test_a_fault_is_known_to_the_gateway_that_takes_the_attempt(

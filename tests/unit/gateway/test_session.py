@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from agent_r1.gateway.attempts import _outcome
 from agent_r1.gateway.journal import AttemptEnded, LimitReached
 from agent_r1.gateway.metrics import GatewayMetrics
 from agent_r1.gateway.session import SessionRules
-from agent_r1.gateway.trajectory import last_main_turn
+from agent_r1.gateway.trajectory import Credit, last_main_turn
 from agent_r1.gateway.wire import Asked, Begun, Said, WireError
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
@@ -240,7 +240,7 @@ async def test_another_first_message_is_a_lineage_with_an_outcome_of_its_own(
     ]
     assert [turn.text for turn in trajectory.turns] == [SEARCH, ANSWER, "a title"]
     assert trajectory.trained_mask().sum() == trajectory.num_action_tokens
-    only_main = client.trajectory(credit="main")
+    only_main = client.trajectory(credit=Credit("main"))
     assert only_main.lineages[1].excluded == "side_call"
 
 
@@ -416,7 +416,7 @@ async def test_a_summary_that_is_gone_on_with_keeps_its_lineage(both: ChatFormat
     await client.ask(*history)
     await client.ask(user("name this"))  # a side call
     await client.ask(user(f"So far: {summary}"))
-    trajectory = client.trajectory(credit="main")
+    trajectory = client.trajectory(credit=Credit("main"))
     captured(client, trajectory)
     assert [turn.text for turn in trajectory.trained_turns()][-1] == "<answer>Ada</answer>"
     assert {one.excluded for one in trajectory.lineages} == {"", "side_call"}
@@ -436,25 +436,92 @@ async def test_a_summary_of_a_side_call_is_gone_on_with_by_the_agent(both: ChatF
     await client.ask(*history, told, result(told, "p"), tools=(TOOL,))
     heir = await client.successor()
     for one in (client, heir):
-        trajectory = one.trajectory(credit="main")
+        trajectory = one.trajectory(credit=Credit("main"))
         captured(one, trajectory)
         assert [turn.text for turn in trajectory.trained_turns()] == [SEARCH] * 3 + [ANSWER]
         assert [lineage.excluded for lineage in trajectory.lineages] == ["", "side_call"]
 
 
+ANSWERS = "You answer.\nBe short.\nIn English.\n"
+
+
 @pytest.mark.parametrize("tools", [(), (TOOL,)], ids=["no tools", "tools"])
+@pytest.mark.parametrize(
+    ("told", "checks"),
+    [
+        ("You answer.", "Check the answer."),
+        (ANSWERS, ANSWERS.replace("You answer", "You check answers")),
+        ("You help.", None),
+        (None, None),
+    ],
+    ids=["others", "alike", "none later", "none"],
+)
 async def test_who_checks_an_answer_is_another_lineage(
-    both: ChatFormat, end_id: int, tools: tuple[ToolSpec, ...]
+    both: ChatFormat,
+    end_id: int,
+    tools: tuple[ToolSpec, ...],
+    told: str | None,
+    checks: str | None,
 ):
     final = "The capital is Paris, as everybody knows."
     client = await open_client(both, end_id, final, '{"ok": true}')
-    await client.ask(system("You answer."), user("Which capital?"), tools=tools)
-    await client.ask(system("Check the answer."), user(final), tools=tools)
-    trajectory = client.trajectory(credit="main")
+    told_, checks_ = ([] if one is None else [system(one)] for one in (told, checks))
+    await client.ask(*told_, user("Which capital?"), tools=tools)
+    await client.ask(*checks_, user(f"Check: {final}"))
+    trajectory = client.trajectory(credit=Credit("main"))
     assert [turn.text for turn in trajectory.trained_turns()] == [final]
-    last = last_main_turn(client.session, "main")
+    last = last_main_turn(client.session, Credit("main"))
     assert last is not None
     assert last.number == 0
+
+
+async def test_a_pipeline_of_roles_is_not_one_agent(both: ChatFormat, end_id: int):
+    found = "Paris is the capital of France since 987."
+    client = await open_client(both, end_id, SEARCH, found, SEARCH, "The finished text.")
+    for role, question in (("researcher", "find it"), ("writer", f"Write with: {found}")):
+        rules = system(f"You are the {role}.\nThink step by step.\nCall tools.\nEnd with a report.")
+        told = (await client.ask(rules, user(question), tools=(TOOL,))).message
+        await client.ask(rules, user(question), told, result(told, "p"), tools=(TOOL,))
+    assert len(client.trajectory().lineages) == 2
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("guarded", [False, True])
+async def test_an_agent_that_sums_up_is_known_by_its_tools_and_by_instructions_but_for_numbers(
+    both: ChatFormat, end_id: int, n: int, guarded: bool
+):
+    summary = "Summary: Ada was looked for twice, nothing yet."
+    others = ["Summary: nothing was found by anybody."] * (n - 1)
+    script = ["fine"] * guarded + [SEARCH, summary, *others, SEARCH, ANSWER]
+    client = await open_client(both, end_id, *script)
+    if guarded:
+        await client.ask(system("Harmful?"), user("who?"))
+    history = [system("You look things up. It is 12:01."), user("who?")]
+    told = (await client.ask(*history, tools=(TOOL,))).message
+    await client.ask(*history, told, result(told, "p"), user("Sum up."), tools=(TOOL,), n=n)
+    history = [system("You look things up. It is 12:02."), user(f"So far: {summary}")]
+    told = (await client.ask(*history, tools=(TOOL,))).message
+    await client.ask(*history, told, result(told, "p"), tools=(TOOL,))
+    client.trajectory()
+    assert {turn.lineage for turn in client.session.forest.turns} == {0}
+
+
+@pytest.mark.parametrize("agents", ["all", "main"])
+async def test_side_calls_are_named_by_their_instructions(
+    both: ChatFormat, end_id: int, agents: Literal["all", "main"]
+):
+    client = await open_client(both, end_id, "A title", "Another", ANSWER)
+    for question in ("who?", "and who?"):
+        await client.ask(system("You are a title generator."), user(f"Name: {question}"))
+    await client.ask(system("You answer."), user("who?"))
+    credit = Credit(agents, ["^You are a title"])
+    trajectory = client.trajectory(credit=credit)
+    captured(client, trajectory)
+    assert [turn.text for turn in trajectory.trained_turns()] == [ANSWER]
+    assert {one.excluded for one in trajectory.lineages} == {"", "side_call"}
+    last = last_main_turn(client.session, credit)
+    assert last is not None
+    assert last.number == 2
 
 
 async def test_a_sub_agent_that_is_given_what_another_found_is_a_lineage_of_its_own(
@@ -469,7 +536,7 @@ async def test_a_sub_agent_that_is_given_what_another_found_is_a_lineage_of_its_
         await client.ask(user(question), step, user("go on"))
         history += [told, result(told, text)]
     await client.ask(*history, tools=(TOOL,))
-    trajectory = client.trajectory(credit="main")
+    trajectory = client.trajectory(credit=Credit("main"))
     captured(client, trajectory)
     assert [turn.text for turn in trajectory.trained_turns()] == [SEARCH, SEARCH, ANSWER]
     names = [one.name for one in trajectory.lineages]
@@ -832,6 +899,20 @@ async def test_volatile_text_is_shown_as_it_was_at_first(both: ChatFormat, end_i
     assert trajectory.segment_starts == []
     assert "now: 2" not in both.decode(trajectory.token_ids.tolist())
     assert client.session.forest.changed_texts == 1
+
+
+async def test_requests_that_are_refused_leave_nothing_of_their_volatile_text(
+    both: ChatFormat, end_id: int
+):
+    rules = SessionRules(max_context=400, volatile=(r"at \d+",))
+    client = await open_client(both, end_id, "one", rules=rules)
+    written = len(client.log.entries)
+    for i in range(3):
+        with pytest.raises(WireError, match="the context holds 400"):
+            await client.ask(user(f"at {i} {i} " + "x" * 10_000))
+    await client.ask(user("who?"))
+    assert sum(map(len, client.log.entries[written:])) < 10_000
+    assert client.session.forest.first_seen == {}
 
 
 async def test_another_gateway_shows_volatile_text_as_it_was_at_first(

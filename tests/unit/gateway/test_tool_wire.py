@@ -10,6 +10,7 @@ import pytest
 from agent_r1.gateway.app import create_wire
 from agent_r1.gateway.wire import WireError
 from agent_r1_proto.parts import TextPart
+from agent_r1_proto.session_log import SessionTakenError
 from agent_r1_proto.tools import ToolResult, ToolSpec
 
 KEY = "key-of-the-session"
@@ -68,3 +69,66 @@ async def test_errors_have_the_form_of_the_wire(
     answer = await client.post(**request_of)
     assert answer.status_code == status
     assert text in answer.json()["error"]["message"]
+
+
+class FaultySession:
+    """Notes faults, and fails at everything else."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.faults: list[str] = []
+
+    def note_fault(self, fault: str) -> None:
+        self.faults.append(fault)
+
+    def __getattr__(self, name: str) -> Any:
+        raise self.error
+
+
+class FaultySessions(Sessions):
+    """One session, which fails."""
+
+    def __init__(self, session: Any) -> None:
+        self.session = session
+
+    async def find(self, session_id: str, key: str) -> Any:
+        return self.session
+
+    async def call_tool(self, session: Any, name: str, arguments: dict[str, Any]) -> ToolResult:
+        raise self.session.error
+
+
+SAID = [{"role": "user", "content": "q"}]
+MESSAGES = {"model": "policy", "messages": SAID}
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (RuntimeError("secret"), "its log says why"),
+        (SessionTakenError("the session is another gateway's"), "another gateway's"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("/tools/search", {}),
+        ("/v1/messages/count_tokens", MESSAGES),
+        ("/v1/responses", {"model": "policy", "input": SAID, "previous_response_id": "resp_1"}),
+        ("/v1/chat/completions", MESSAGES),
+    ],
+)
+async def test_what_fails_here_is_a_fault_of_ours_wherever_it_comes_up(
+    route: str, body: dict[str, Any], error: Exception, text: str
+):
+    session: Any = FaultySession(error)
+    app = create_wire(FaultySessions(session))  # type: ignore[arg-type]
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app, raise_app_exceptions=False),
+        base_url="http://gateway/sessions/one",
+    ) as client:
+        answer = await client.post(route, json=body)
+    assert answer.status_code == (529 if "messages/" in route else 503)
+    assert text in answer.json()["error"]["message"]
+    assert "secret" not in answer.text
+    assert len(session.faults) == isinstance(error, RuntimeError)
