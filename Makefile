@@ -49,7 +49,7 @@ images: ## build the images: REGISTRY=..., TAG=... name them, PUSH=1 pushes them
 test-k8s: setup ## run the demo on a Kubernetes cluster and replace pods in mid-run (TRANSPORT=collective; AGENT=1); needs docker, kubectl and helm
 	@TRANSPORT="$(TRANSPORT)" AGENT="$(AGENT)" scripts/test_k8s
 
-test-agents: setup ## train agents on four public frameworks in their sandboxes, and kill every service around others 50 times (KILLS=50)
+test-agents: setup ## run agents on four public frameworks and five public programs in their sandboxes, write docs/results/agents.md, and kill every service around others 50 times (KILLS=50; needs npm)
 	@scripts/test_agents $(KILLS)
 
 test-hosts: setup ## train on network namespaces that share nothing, over slow and lossy links (TRANSPORT=collective)

@@ -6,11 +6,12 @@ estimates.py --rows--> here --> table_report.py. Pure functions.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pydantic import JsonValue
 
 from agent_r1.evaluation.experiments.cell import TableCell
-from agent_r1.evaluation.experiments.estimates import Row, RowEstimates
+from agent_r1.evaluation.experiments.estimates import Row, RowEstimates, estimate_row
 from agent_r1.evaluation.statistics import LEVEL, Estimate, least_sign_flip_p
 
 NEVER_RIGHT = 0.01
@@ -21,7 +22,7 @@ Estimated = Sequence[tuple[Row[TableCell], RowEstimates | None]]
 
 def goal_sentences(rows: Estimated, in_domain: Sequence[str]) -> list[str]:
     """Say what the numbers show, one sentence a goal."""
-    return [*_baseline_goal(rows, in_domain), *_mask_goals(rows), *_best(rows)]
+    return [*_baseline_goal(rows, in_domain), *_seeds_alone(rows), *_mask_goals(rows), *_best(rows)]
 
 
 def _baseline_goal(rows: Estimated, in_domain: Sequence[str]) -> list[str]:
@@ -49,6 +50,23 @@ def _baseline_goal(rows: Estimated, in_domain: Sequence[str]) -> list[str]:
     note = f" Not run: {', '.join(missing)}." if missing else ""
     answer = "Yes." if not exceptions else f"No: {'; '.join(exceptions)}."
     return [question + answer + note]
+
+
+def _seeds_alone(rows: Estimated) -> list[str]:
+    """Say by how much each seed of a trained row is above the baselines, where it is the only one:
+    a table of one method asks whether it learns every time."""
+    methods = [(row, found) for row, found in rows if row.table == "methods" and found is not None]
+    trained = [row for row, _ in methods if not row.baseline]
+    if len(trained) != 1 or len(trained[0].runs) < 2:
+        return []
+    sets = list(trained[0].runs[0].scores)
+    alone = [estimate_row(replace(trained[0], runs=[run]), sets) for run in trained[0].runs]
+    return [
+        f"Seed by seed, {trained[0].title} differs from {row.title}, average over all sets, by "
+        f"{listed([signed(one.above(base)) for one in alone if one is not None])}."
+        for row, _ in methods
+        if row.baseline and (base := estimate_row(row, sets)) is not None
+    ]
 
 
 def _mask_goals(rows: Estimated) -> list[str]:

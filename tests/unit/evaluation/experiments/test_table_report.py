@@ -70,6 +70,18 @@ def sentences(*rows: Row[TableCell]) -> list[str]:
     return goal_sentences([(r, estimate_row(r, ["near"])) for r in rows], ["near"])
 
 
+def test_a_table_of_one_method_says_of_each_seed_how_far_it_is_from_the_baseline():
+    base = row("Base", seed_scores(0, 0, seed=None), baseline=True)
+    ppo = row("PPO", seed_scores(0, 0, seed=0), seed_scores(1, 1, seed=1))
+    said = (
+        "Seed by seed, PPO differs from Base, average over all sets, by +0.000 [+0.000, +0.000] "
+        "and +1.000 [+1.000, +1.000]."
+    )
+    assert said in sentences(base, ppo)
+    for others in ([base, row("PPO", seed_scores(1))], [base, ppo, row("GRPO", seed_scores(1))]):
+        assert not any(one.startswith("Seed by seed") for one in sentences(*others))
+
+
 def test_seeds_and_sets_weigh_the_same_whatever_they_have():
     # Set 1: seeds 1/2 and 1, mean 3/4; set 2: seeds 0 and 1/4, mean 1/8. Mean of both 7/16.
     found = bootstrap_seeds([[[0, 1], [1]], [[0, 0], [1, 0, 0, 0]]])
