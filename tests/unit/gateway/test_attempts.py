@@ -22,13 +22,6 @@ from tests.unit.gateway.scripted import Client, MemoryLog, open_client
 NOTES = ToolSpec(name="notes", version="1", description="Keeps.", parameters={}, sessions=True)
 
 
-@pytest.fixture(scope="module")
-def chat(tokenizer: Any, end_id: int) -> ChatFormat:
-    return ChatFormat(
-        tokenizer, end_of_turn_ids=[end_id], reply_roles=("tool", "user"), segments=True
-    )
-
-
 class FakeTools:
     """A tool client of one tool, whose every session is at an instance of its own."""
 
