@@ -17,10 +17,17 @@ from agent_r1_proto.generation import GeneratedPart, GenerateRequest
 from agent_r1_proto.registry import RolloutServer
 from agent_r1_proto.session_log import SessionTakenError
 from agent_r1_proto.tasks import ChatMessage, RolloutTask
+from agent_r1_proto.tools import ToolSpec
 from agent_r1_proto.trajectory import Trajectory, VersionSpan
 from tests.support.builders import rollout_task
+from tests.support.fakes import SEARCH_PARAMETERS, call_text
 
 SESSION_ID = "0123456789abcdef01234567"
+
+SEARCH = "<think>look</think>" + call_text(query="Ada")
+TOOL = ToolSpec(
+    name="search", version="", description="Looks things up.", parameters=dict(SEARCH_PARAMETERS)
+)
 
 
 @dataclass
@@ -232,3 +239,16 @@ def system(text: str) -> ChatMessage:
 def result(told: ChatMessage, text: str, call: int = 0) -> ChatMessage:
     """The result of a call of a message."""
     return ChatMessage(role="tool", content=text, tool_call_id=told.tool_calls[call].id)
+
+
+def captured(client: Client, trajectory: Trajectory) -> None:
+    """Every token that was sampled is in the trajectory once, behind what it was sampled after."""
+    sampled = [t for turn in client.session.forest.turns for t in turn.token_ids]
+    assert sorted(trajectory.token_ids[trajectory.action_mask].tolist()) == sorted(sampled)
+    contexts = {tuple(turn.context()): turn for turn in client.session.forest.turns}
+    for start, end in trajectory.segment_bounds():
+        for turn in trajectory.turns:
+            if start <= turn.start < end:
+                before = tuple(trajectory.token_ids[start : turn.start].tolist())
+                written = contexts[before].parent is not None or contexts[before].begins
+                assert written

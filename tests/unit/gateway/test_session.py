@@ -6,64 +6,38 @@ import asyncio
 import json
 import random
 from contextlib import aclosing
-from typing import Any, Literal
 
 import numpy as np
 import pytest
 
-from agent_r1.gateway.attempts import _outcome
 from agent_r1.gateway.journal import AttemptEnded, LimitReached
-from agent_r1.gateway.metrics import GatewayMetrics
 from agent_r1.gateway.session import SessionRules
-from agent_r1.gateway.trajectory import Credit, last_main_turn
 from agent_r1.gateway.wire import Asked, Begun, Said, WireError
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
 from agent_r1.text.chat_format import ChatFormat
-from agent_r1_proto.agents import AgentEnd
 from agent_r1_proto.messages import encode_entry
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.session_log import SessionTakenError
 from agent_r1_proto.tasks import ChatMessage, MessageCall
-from agent_r1_proto.tools import ToolResult, ToolSpec
+from agent_r1_proto.tools import ToolResult
 from agent_r1_proto.trajectory import Trajectory
 from tests.support.builders import rollout_task
 from tests.support.fakes import (
-    FORGETFUL_TEMPLATE,
-    SEARCH_PARAMETERS,
     FakeToolServer,
-    build_tokenizer,
     call_text,
 )
 from tests.support.learner_fakes import eventually
-from tests.unit.gateway.scripted import Client, open_client, result, system, user
-from tests.unit.rollout.loops import ANSWER, agent_loop
-
-SEARCH = "<think>look</think>" + call_text(query="Ada")
-TOOL = ToolSpec(
-    name="search", version="", description="Looks things up.", parameters=dict(SEARCH_PARAMETERS)
+from tests.unit.gateway.scripted import (
+    SEARCH,
+    TOOL,
+    captured,
+    open_client,
+    result,
+    system,
+    user,
 )
-
-
-@pytest.fixture(scope="module")
-def both(tokenizer, end_id: int) -> ChatFormat:
-    """A chat format for whatever may follow a turn, as the gateway has it."""
-    return ChatFormat(
-        tokenizer, end_of_turn_ids=[end_id], reply_roles=("tool", "user"), segments=True
-    )
-
-
-def captured(client: Client, trajectory: Trajectory) -> None:
-    """Every token that was sampled is in the trajectory once, behind what it was sampled after."""
-    sampled = [t for turn in client.session.forest.turns for t in turn.token_ids]
-    assert sorted(trajectory.token_ids[trajectory.action_mask].tolist()) == sorted(sampled)
-    contexts = {tuple(turn.context()): turn for turn in client.session.forest.turns}
-    for start, end in trajectory.segment_bounds():
-        for turn in trajectory.turns:
-            if start <= turn.start < end:
-                before = tuple(trajectory.token_ids[start : turn.start].tolist())
-                written = contexts[before].parent is not None or contexts[before].begins
-                assert written
+from tests.unit.rollout.loops import ANSWER, agent_loop
 
 
 def scripted_turns(seed: int) -> list[str]:
@@ -78,7 +52,7 @@ def scripted_turns(seed: int) -> list[str]:
 
 
 async def test_fifty_sessions_equal_the_agent_loop_bit_by_bit_and_so_do_their_rewards(
-    both: ChatFormat, end_id: int
+    chat: ChatFormat, end_id: int
 ):
     answer = ToolResult(parts=[TextPart(text="Ada is a person.")])
     components = {"exact_match": 1.0, "f1": 0.2, "format": 0.3, "tool_efficiency": 0.07}
@@ -88,9 +62,9 @@ async def test_fifty_sessions_equal_the_agent_loop_bit_by_bit_and_so_do_their_re
         for seed in range(50):
             rollout = rollout_task(group_id=seed)
             turns = scripted_turns(seed)
-            async with agent_loop(both, end_id, turns, server) as built:
+            async with agent_loop(chat, end_id, turns, server) as built:
                 native = await built.loop.run(rollout)
-            client = await open_client(both, end_id, *turns, rollout=rollout)
+            client = await open_client(chat, end_id, *turns, rollout=rollout)
             history = [user("who?")]
             for _ in turns:
                 told = await client.ask(*history, tools=(TOOL,))
@@ -123,9 +97,9 @@ def assert_equal(mine: Trajectory, native: Trajectory) -> None:
 
 
 async def test_history_that_a_client_rewords_is_still_the_policys_own(
-    both: ChatFormat, end_id: int
+    chat: ChatFormat, end_id: int
 ):
-    client = await open_client(both, end_id, SEARCH, ANSWER)
+    client = await open_client(chat, end_id, SEARCH, ANSWER)
     told = await client.ask(user("who?"), tools=(TOOL,))
     call = told.message.tool_calls[0]
     # As a framework may send it back: no text, ids of its own, arguments in another order.
@@ -151,9 +125,9 @@ async def test_history_that_a_client_rewords_is_still_the_policys_own(
     ],
 )
 async def test_results_belong_to_the_calls_that_their_ids_name(
-    both: ChatFormat, end_id: int, sent: tuple[int, ...], ids: tuple[str, ...]
+    chat: ChatFormat, end_id: int, sent: tuple[int, ...], ids: tuple[str, ...]
 ):
-    client = await open_client(both, end_id, call_text(query="0") + call_text(query="1"), "end")
+    client = await open_client(chat, end_id, call_text(query="0") + call_text(query="1"), "end")
     told = (await client.ask(user("who?"), tools=(TOOL,))).message
     calls = [
         told.tool_calls[i].model_copy(update={"id": name or told.tool_calls[i].id})
@@ -172,9 +146,9 @@ async def test_results_belong_to_the_calls_that_their_ids_name(
 
 
 async def test_a_changed_history_begins_a_segment_with_the_policys_own_tokens(
-    both: ChatFormat, end_id: int
+    chat: ChatFormat, end_id: int
 ):
-    client = await open_client(both, end_id, SEARCH, ANSWER)
+    client = await open_client(chat, end_id, SEARCH, ANSWER)
     told = await client.ask(user("who?"), tools=(TOOL,))
     await client.ask(
         system("Be brief."),
@@ -194,58 +168,21 @@ async def test_a_changed_history_begins_a_segment_with_the_policys_own_tokens(
 
 
 async def test_as_client_leaves_thoughts_out_of_what_is_sampled_after(
-    both: ChatFormat, end_id: int
+    chat: ChatFormat, end_id: int
 ):
     rules = SessionRules(run_seed=5, keeps_thoughts=False)
-    client = await open_client(both, end_id, SEARCH, ANSWER, rules=rules)
+    client = await open_client(chat, end_id, SEARCH, ANSWER, rules=rules)
     told = await client.ask(user("who?"), tools=(TOOL,))
     await client.ask(user("who?"), told.message, result(told.message, "p"), tools=(TOOL,))
     trajectory = client.trajectory()
     assert len(trajectory.segment_starts) == 1
-    before = both.decode(client.servers.requests[1].token_ids)
+    before = chat.decode(client.servers.requests[1].token_ids)
     assert "look" not in before
     assert "search" in before
 
 
-async def test_agents_that_share_a_first_message_are_lineages_and_a_summary_is_a_segment(
-    both: ChatFormat, end_id: int
-):
-    client = await open_client(both, end_id, "one", "sub", "two", "three")
-    place = user("cwd: /work")  # which Codex tells every agent first
-    told = await client.ask(place, user("mend it"))
-    await client.ask(place, user("check it"))
-    await client.ask(place, user("mend it"), told.message, user("go on"))
-    await client.ask(place, user("mend it"), user("Summary: mended half"))
-    assert [turn.lineage for turn in client.session.forest.turns] == [0, 1, 0, 0]
-    trajectory = client.trajectory()
-    captured(client, trajectory)
-    assert [x.name for x in trajectory.lineages] == ["main", "agent-1"]
-    heir = await client.successor()
-    await heir.ask(place, user("check it"), user("again"))
-    assert heir.session.forest.turns[-1].lineage == 1
-
-
-async def test_another_first_message_is_a_lineage_with_an_outcome_of_its_own(
-    both: ChatFormat, end_id: int
-):
-    client = await open_client(both, end_id, SEARCH, "a title", ANSWER)
-    told = await client.ask(user("who?"), tools=(TOOL,))
-    await client.ask(user("Name this dialogue."))
-    await client.ask(user("who?"), told.message, result(told.message, "p"), tools=(TOOL,))
-    trajectory = client.trajectory()
-    captured(client, trajectory)
-    assert [(x.name, x.parent, x.excluded) for x in trajectory.lineages] == [
-        ("main", None, ""),
-        ("agent-1", 0, ""),
-    ]
-    assert [turn.text for turn in trajectory.turns] == [SEARCH, ANSWER, "a title"]
-    assert trajectory.trained_mask().sum() == trajectory.num_action_tokens
-    only_main = client.trajectory(credit=Credit("main"))
-    assert only_main.lineages[1].excluded == "side_call"
-
-
-async def test_an_equal_request_is_a_sample_unless_it_is_a_retry(both: ChatFormat, end_id: int):
-    client = await open_client(both, end_id, "one", "two", "three")
+async def test_an_equal_request_is_a_sample_unless_it_is_a_retry(chat: ChatFormat, end_id: int):
+    client = await open_client(chat, end_id, "one", "two", "three")
     first = await client.ask(user("who?"))
     again = await client.ask(user("who?"), retries=1)
     other = await client.ask(user("who?"))
@@ -258,18 +195,8 @@ async def test_an_equal_request_is_a_sample_unless_it_is_a_retry(both: ChatForma
     assert [turn.text for turn in trajectory.trained_turns()] == ["one", "three"]
 
 
-async def test_of_answers_that_nobody_goes_on_with_the_last_counts(both: ChatFormat, end_id: int):
-    client = await open_client(both, end_id, "one", "two", "three")
-    told = await client.ask(user("who?"), n=3)
-    assert sorted(told.texts.values()) == ["one", "three", "two"]
-    trajectory = client.trajectory()
-    captured(client, trajectory)
-    assert len(trajectory.trained_turns()) == 1
-    assert len({request.seed for request in client.servers.requests}) == 3
-
-
-async def test_an_answer_that_was_not_delivered_is_told_again(both: ChatFormat, end_id: int):
-    client = await open_client(both, end_id, "one", "two")
+async def test_an_answer_that_was_not_delivered_is_told_again(chat: ChatFormat, end_id: int):
+    client = await open_client(chat, end_id, "one", "two")
     lost = await client.ask(user("who?"), deliver=False)
     assert client.trajectory().lineages[0].excluded == "undelivered"
     again = await client.ask(user("who?"))
@@ -279,9 +206,9 @@ async def test_an_answer_that_was_not_delivered_is_told_again(both: ChatFormat, 
 
 
 async def test_a_cut_connection_stops_the_sampling_and_a_retry_goes_on(
-    both: ChatFormat, end_id: int
+    chat: ChatFormat, end_id: int
 ):
-    client = await open_client(both, end_id, "a longer answer", "another one")
+    client = await open_client(chat, end_id, "a longer answer", "another one")
     client.servers.gate = asyncio.Event()
     async with aclosing(client.session.ask(Asked(messages=(user("who?"),)))) as events:
         async for event in events:
@@ -300,13 +227,13 @@ async def test_a_cut_connection_stops_the_sampling_and_a_retry_goes_on(
     captured(client, client.trajectory())
 
 
-async def test_a_dying_server_costs_no_token(both: ChatFormat, end_id: int):
-    client = await open_client(both, end_id, "a longer answer")
+async def test_a_dying_server_costs_no_token(chat: ChatFormat, end_id: int):
+    client = await open_client(chat, end_id, "a longer answer")
     client.servers.breaks_after = [3, 0, 2, -1]
     told = await client.ask(user("who?"))
     assert told.texts[0] == "a longer answer"
     trajectory = client.trajectory()
-    assert trajectory.num_action_tokens == len(both.encode("a longer answer")) + 1
+    assert trajectory.num_action_tokens == len(chat.encode("a longer answer")) + 1
     expected = [-(i + 1) / 100 for i in range(trajectory.num_action_tokens)]
     np.testing.assert_allclose(trajectory.rollout_logprobs[trajectory.action_mask], expected)
     seeds = [request.seed for request in client.servers.requests]
@@ -315,10 +242,10 @@ async def test_a_dying_server_costs_no_token(both: ChatFormat, end_id: int):
 
 @pytest.mark.parametrize(("stop", "turn"), [((), "x"), (("y",), "xy z")])
 async def test_nothing_is_sampled_behind_the_last_token_of_a_turn(
-    both: ChatFormat, end_id: int, stop: tuple[str, ...], turn: str
+    chat: ChatFormat, end_id: int, stop: tuple[str, ...], turn: str
 ):
     """Its client hangs up while that token is written down, and then its gateway dies."""
-    client = await open_client(both, end_id, turn, "never")
+    client = await open_client(chat, end_id, turn, "never")
     client.servers.gate = asyncio.Event()
     asking = asyncio.create_task(client.ask(user("who?"), stop=stop))
     await eventually(lambda: len(client.log.entries) == 3, asking)  # its first token
@@ -338,9 +265,9 @@ async def test_nothing_is_sampled_behind_the_last_token_of_a_turn(
 
 
 async def test_what_a_cancelled_writer_left_is_written_before_anyone_is_told(
-    both: ChatFormat, end_id: int
+    chat: ChatFormat, end_id: int
 ):
-    client = await open_client(both, end_id, "one", "two")
+    client = await open_client(chat, end_id, "one", "two")
     client.log.gate = asyncio.Event()
     asking = asyncio.create_task(client.ask(user("who?")))
     await eventually(lambda: client.log.waiting == 1, asking)
@@ -357,8 +284,8 @@ async def test_what_a_cancelled_writer_left_is_written_before_anyone_is_told(
     ]
 
 
-async def test_a_write_that_fails_loses_no_event_and_blocks_no_retry(both: ChatFormat, end_id: int):
-    client = await open_client(both, end_id, "one", "two")
+async def test_a_write_that_fails_loses_no_event_and_blocks_no_retry(chat: ChatFormat, end_id: int):
+    client = await open_client(chat, end_id, "one", "two")
     client.log.failures = [OSError("no space left"), OSError("no space left")]
     with pytest.raises(OSError, match="no space"):
         await client.ask(user("who?"))
@@ -372,9 +299,9 @@ async def test_a_write_that_fails_loses_no_event_and_blocks_no_retry(both: ChatF
 
 
 async def test_a_rewritten_history_goes_on_with_the_turn_that_it_contains(
-    both: ChatFormat, end_id: int
+    chat: ChatFormat, end_id: int
 ):
-    client = await open_client(both, end_id, "first", "second", "third")
+    client = await open_client(chat, end_id, "first", "second", "third")
     told = await client.ask(user("who?"))
     await client.ask(user("who?"))  # another sample, which is not gone on with
     await client.ask(system("Be brief."), user("who?"), told.message, user("more?"))
@@ -383,198 +310,9 @@ async def test_a_rewritten_history_goes_on_with_the_turn_that_it_contains(
     assert [turn.text for turn in trajectory.trained_turns()] == ["first", "third"]
 
 
-async def test_the_last_turn_in_time_is_the_last_of_the_trajectory(both: ChatFormat, end_id: int):
-    first = call_text(query="x")
-    client = await open_client(both, end_id, first, "<answer>Bob</answer>", "<answer>Ada</answer>")
-    told = await client.ask(system("A"), user("who?"), tools=(TOOL,))
-    await client.ask(system("write a title"), user("who?"))
-    history = (system("A"), user("who?"), told.message, result(told.message, "p"))
-    await client.ask(*history, tools=(TOOL,))
-    trajectory = client.trajectory()
-    captured(client, trajectory)
-    assert trajectory.turns[-1].answer == "Ada"
-
-
-async def test_going_back_and_returning_ends_with_what_came_last(both: ChatFormat, end_id: int):
-    client = await open_client(both, end_id, "a", "b", "c", "d")
-    a = await client.ask(user("1"))
-    b = await client.ask(user("1"), a.message, user("2"))
-    await client.ask(user("1"), a.message, user("other"))
-    await client.ask(user("1"), a.message, user("2"), b.message, user("3"))
-    trajectory = client.trajectory()
-    captured(client, trajectory)
-    main = [turn.text for turn in trajectory.trained_turns()]
-    assert main[-1] == "d"
-
-
-async def test_a_summary_that_is_gone_on_with_keeps_its_lineage(both: ChatFormat, end_id: int):
-    summary = "It was asked who; Ada is likely."
-    client = await open_client(both, end_id, "a", "b", summary, "title", "<answer>Ada</answer>")
-    history = [user("who?")]
-    for _ in range(2):
-        history += [(await client.ask(*history)).message, user("on")]
-    await client.ask(*history)
-    await client.ask(user("name this"))  # a side call
-    await client.ask(user(f"So far: {summary}"))
-    trajectory = client.trajectory(credit=Credit("main"))
-    captured(client, trajectory)
-    assert [turn.text for turn in trajectory.trained_turns()][-1] == "<answer>Ada</answer>"
-    assert {one.excluded for one in trajectory.lineages} == {"", "side_call"}
-
-
-async def test_a_summary_of_a_side_call_is_gone_on_with_by_the_agent(both: ChatFormat, end_id: int):
-    summary = "Summary: Ada was looked for, and nothing is known yet."
-    client = await open_client(both, end_id, SEARCH, SEARCH, summary, SEARCH, ANSWER)
-    rules = "You are an agent.\nYou look things up.\nCalls so far: "
-    history = [system(f"{rules}0"), user("who?")]
-    for _ in range(2):
-        told = (await client.ask(*history, tools=(TOOL,))).message
-        history += [told, result(told, "p")]
-    await client.ask(system("Summarize."), user("The dialogue: who? p p"))
-    history = [system(f"{rules}2"), user(f"What was done: {summary}")]
-    told = (await client.ask(*history, tools=(TOOL,))).message
-    await client.ask(*history, told, result(told, "p"), tools=(TOOL,))
-    heir = await client.successor()
-    for one in (client, heir):
-        trajectory = one.trajectory(credit=Credit("main"))
-        captured(one, trajectory)
-        assert [turn.text for turn in trajectory.trained_turns()] == [SEARCH] * 3 + [ANSWER]
-        assert [lineage.excluded for lineage in trajectory.lineages] == ["", "side_call"]
-
-
-ANSWERS = "You answer.\nBe short.\nIn English.\n"
-
-
-@pytest.mark.parametrize("tools", [(), (TOOL,)], ids=["no tools", "tools"])
-@pytest.mark.parametrize(
-    ("told", "checks"),
-    [
-        ("You answer.", "Check the answer."),
-        (ANSWERS, ANSWERS.replace("You answer", "You check answers")),
-        ("You help.", None),
-        (None, None),
-    ],
-    ids=["others", "alike", "none later", "none"],
-)
-async def test_who_checks_an_answer_is_another_lineage(
-    both: ChatFormat,
-    end_id: int,
-    tools: tuple[ToolSpec, ...],
-    told: str | None,
-    checks: str | None,
-):
-    final = "The capital is Paris, as everybody knows."
-    client = await open_client(both, end_id, final, '{"ok": true}')
-    told_, checks_ = ([] if one is None else [system(one)] for one in (told, checks))
-    await client.ask(*told_, user("Which capital?"), tools=tools)
-    await client.ask(*checks_, user(f"Check: {final}"))
-    trajectory = client.trajectory(credit=Credit("main"))
-    assert [turn.text for turn in trajectory.trained_turns()] == [final]
-    last = last_main_turn(client.session, Credit("main"))
-    assert last is not None
-    assert last.number == 0
-
-
-async def test_a_pipeline_of_roles_is_not_one_agent(both: ChatFormat, end_id: int):
-    found = "Paris is the capital of France since 987."
-    client = await open_client(both, end_id, SEARCH, found, SEARCH, "The finished text.")
-    for role, question in (("researcher", "find it"), ("writer", f"Write with: {found}")):
-        rules = system(f"You are the {role}.\nThink step by step.\nCall tools.\nEnd with a report.")
-        told = (await client.ask(rules, user(question), tools=(TOOL,))).message
-        await client.ask(rules, user(question), told, result(told, "p"), tools=(TOOL,))
-    assert len(client.trajectory().lineages) == 2
-
-
-@pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("guarded", [False, True])
-async def test_an_agent_that_sums_up_is_known_by_its_tools_and_by_instructions_but_for_numbers(
-    both: ChatFormat, end_id: int, n: int, guarded: bool
-):
-    summary = "Summary: Ada was looked for twice, nothing yet."
-    others = ["Summary: nothing was found by anybody."] * (n - 1)
-    script = ["fine"] * guarded + [SEARCH, summary, *others, SEARCH, ANSWER]
-    client = await open_client(both, end_id, *script)
-    if guarded:
-        await client.ask(system("Harmful?"), user("who?"))
-    history = [system("You look things up. It is 12:01."), user("who?")]
-    told = (await client.ask(*history, tools=(TOOL,))).message
-    await client.ask(*history, told, result(told, "p"), user("Sum up."), tools=(TOOL,), n=n)
-    history = [system("You look things up. It is 12:02."), user(f"So far: {summary}")]
-    told = (await client.ask(*history, tools=(TOOL,))).message
-    await client.ask(*history, told, result(told, "p"), tools=(TOOL,))
-    client.trajectory()
-    assert {turn.lineage for turn in client.session.forest.turns} == {0}
-
-
-@pytest.mark.parametrize("agents", ["all", "main"])
-async def test_side_calls_are_named_by_their_instructions(
-    both: ChatFormat, end_id: int, agents: Literal["all", "main"]
-):
-    client = await open_client(both, end_id, "A title", "Another", ANSWER)
-    for question in ("who?", "and who?"):
-        await client.ask(system("You are a title generator."), user(f"Name: {question}"))
-    await client.ask(system("You answer."), user("who?"))
-    credit = Credit(agents, ["^You are a title"])
-    trajectory = client.trajectory(credit=credit)
-    captured(client, trajectory)
-    assert [turn.text for turn in trajectory.trained_turns()] == [ANSWER]
-    assert {one.excluded for one in trajectory.lineages} == {"", "side_call"}
-    last = last_main_turn(client.session, credit)
-    assert last is not None
-    assert last.number == 2
-
-
-async def test_a_sub_agent_that_is_given_what_another_found_is_a_lineage_of_its_own(
-    both: ChatFormat, end_id: int
-):
-    found = "Paris is the capital of France since 987."
-    client = await open_client(both, end_id, SEARCH, "step", found, SEARCH, "draft", "text", ANSWER)
-    history = [system("You delegate."), user("who?")]
-    for question, text in (("research this", found), (f"write with: {found}", "text")):
-        told = (await client.ask(*history, tools=(TOOL,))).message
-        step = (await client.ask(user(question))).message
-        await client.ask(user(question), step, user("go on"))
-        history += [told, result(told, text)]
-    await client.ask(*history, tools=(TOOL,))
-    trajectory = client.trajectory(credit=Credit("main"))
-    captured(client, trajectory)
-    assert [turn.text for turn in trajectory.trained_turns()] == [SEARCH, SEARCH, ANSWER]
-    names = [one.name for one in trajectory.lineages]
-    assert names == ["main", "agent-1:side_call", "agent-2:side_call"]
-
-
-async def test_a_question_asked_anew_takes_no_credit_from_another(both: ChatFormat, end_id: int):
-    client = await open_client(both, end_id, "rejected", "title", "wanted", "end")
-    await client.ask(user("who?"))
-    await client.ask(system("a title"), user("who?"))
-    told = await client.ask(user("who?"))
-    await client.ask(user("who?"), told.message, user("sure?"))
-    trajectory = client.trajectory()
-    captured(client, trajectory)
-    why = {
-        turn.text: one.excluded
-        for one, (start, end) in zip(trajectory.lineages, trajectory.lineage_bounds(), strict=True)
-        for turn in trajectory.turns
-        if start <= turn.start < end
-    }
-    assert why["rejected"] == "branch_not_gone_on_with"
-    assert (why["wanted"], why["end"]) == ("", "")
-
-
-async def test_calls_have_the_results_that_the_next_turn_has_read(both: ChatFormat, end_id: int):
-    client = await open_client(both, end_id, call_text(query="x"), "cut", "end")
-    told = await client.ask(user("who?"), tools=(TOOL,))
-    for text, deliver in (("FIRST", False), ("SECOND", True)):
-        history = (user("who?"), told.message, result(told.message, text))
-        await client.ask(*history, tools=(TOOL,), deliver=deliver)
-    trajectory = client.trajectory()
-    (call,) = [call for turn in trajectory.trained_turns() for call in turn.calls]
-    assert call.text() == "SECOND"
-
-
-async def test_ids_of_the_clients_own_keep_the_results(both: ChatFormat, end_id: int):
+async def test_ids_of_the_clients_own_keep_the_results(chat: ChatFormat, end_id: int):
     calls = call_text(query="x") + call_text(query="y")
-    client = await open_client(both, end_id, calls, "end", "never")
+    client = await open_client(chat, end_id, calls, "end", "never")
     told = await client.ask(user("who?"), tools=(TOOL,))
     mine = [
         MessageCall(name=call.name, arguments=call.arguments, id=f"own{i}")
@@ -588,9 +326,9 @@ async def test_ids_of_the_clients_own_keep_the_results(both: ChatFormat, end_id:
     assert trajectory.segment_starts == []
 
 
-async def test_results_of_other_calls_are_another_history(both: ChatFormat, end_id: int):
+async def test_results_of_other_calls_are_another_history(chat: ChatFormat, end_id: int):
     calls = call_text(query="x") + call_text(query="y")
-    client = await open_client(both, end_id, calls, "one", "two")
+    client = await open_client(chat, end_id, calls, "one", "two")
     told = await client.ask(user("who?"), tools=(TOOL,))
     for order in ((0, 1), (1, 0)):
         results = [result(told.message, text, call) for text, call in zip("AB", order, strict=True)]
@@ -598,10 +336,10 @@ async def test_results_of_other_calls_are_another_history(both: ChatFormat, end_
     assert len(client.servers.requests) == 3
 
 
-async def test_volatile_text_of_results_is_that_of_its_own_place(both: ChatFormat, end_id: int):
+async def test_volatile_text_of_results_is_that_of_its_own_place(chat: ChatFormat, end_id: int):
     rules = SessionRules(run_seed=5, volatile=(r"at \d+",))
     calls = call_text(query="x") + call_text(query="y")
-    client = await open_client(both, end_id, calls, calls, "end", rules=rules)
+    client = await open_client(chat, end_id, calls, calls, "end", rules=rules)
     history: list[ChatMessage] = [user("who?")]
     for time in ("10", "11"):
         said = (await client.ask(*history, tools=(TOOL,))).message
@@ -614,8 +352,8 @@ async def test_volatile_text_of_results_is_that_of_its_own_place(both: ChatForma
     assert client.session.forest.changed_texts == 0
 
 
-async def test_an_answer_that_is_being_told_is_no_retrys(both: ChatFormat, end_id: int):
-    client = await open_client(both, end_id, "one", "two", "three")
+async def test_an_answer_that_is_being_told_is_no_retrys(chat: ChatFormat, end_id: int):
+    client = await open_client(chat, end_id, "one", "two", "three")
     asked = Asked(messages=(user("who?"),))
     turns: list[int] = []
     for _ in range(2):
@@ -627,17 +365,17 @@ async def test_an_answer_that_is_being_told_is_no_retrys(both: ChatFormat, end_i
     assert again.turns[0] == 0
 
 
-async def test_a_refused_request_marks_nothing_that_is_not_written(both: ChatFormat, end_id: int):
-    client = await open_client(both, end_id, "one", rules=SessionRules(max_context=60))
+async def test_a_refused_request_marks_nothing_that_is_not_written(chat: ChatFormat, end_id: int):
+    client = await open_client(chat, end_id, "one", rules=SessionRules(max_context=60))
     told = await client.ask(user("who?"), deliver=False)
     with pytest.raises(WireError, match="shorten"):
         await client.ask(user("who?"), told.message, user("x" * 80))
     assert not client.session.forest.turns[0].delivered
 
 
-async def test_a_session_that_moves_keeps_its_limits_and_faults(both: ChatFormat, end_id: int):
+async def test_a_session_that_moves_keeps_its_limits_and_faults(chat: ChatFormat, end_id: int):
     rules = SessionRules(max_requests=2)
-    client = await open_client(both, end_id, "one", rules=rules)
+    client = await open_client(chat, end_id, "one", rules=rules)
     client.session.count_requests(1)
     await client.session.note_tool("search", "search-1")
     await client.ask(user("who?"))
@@ -650,8 +388,8 @@ async def test_a_session_that_moves_keeps_its_limits_and_faults(both: ChatFormat
     assert heir.tools == {"search": "search-1"}
 
 
-async def test_a_limit_is_noted_once_however_often_an_agent_asks(both: ChatFormat, end_id: int):
-    client = await open_client(both, end_id, "one", rules=SessionRules(max_session_tokens=8))
+async def test_a_limit_is_noted_once_however_often_an_agent_asks(chat: ChatFormat, end_id: int):
+    client = await open_client(chat, end_id, "one", rules=SessionRules(max_session_tokens=8))
     await client.ask(user("who?"))
     with pytest.raises(WireError, match="max_session_tokens"):
         client.session.count_tokens(Asked(messages=(user("who?"),)))
@@ -664,8 +402,8 @@ async def test_a_limit_is_noted_once_however_often_an_agent_asks(both: ChatForma
     assert (client.session.spent, noted.count("limit")) == ("max_session_tokens", 1)
 
 
-async def test_what_comes_during_a_write_is_written_by_the_next(both: ChatFormat, end_id: int):
-    client = await open_client(both, end_id, "one")
+async def test_what_comes_during_a_write_is_written_by_the_next(chat: ChatFormat, end_id: int):
+    client = await open_client(chat, end_id, "one")
     journal, before = client.session.journal, len(client.log.entries)
     client.log.gate = asyncio.Event()
     first = asyncio.create_task(journal.write(LimitReached(limit="a")))
@@ -677,8 +415,8 @@ async def test_what_comes_during_a_write_is_written_by_the_next(both: ChatFormat
     assert [json.loads(entry)["limit"] for entry in client.log.entries[before:]] == ["a", "b"]
 
 
-async def test_a_rule_may_come_last(both: ChatFormat, end_id: int):
-    client = await open_client(both, end_id, "first", "second")
+async def test_a_rule_may_come_last(chat: ChatFormat, end_id: int):
+    client = await open_client(chat, end_id, "first", "second")
     told = await client.ask(user("who?"))
     await client.ask(user("who?"), told.message, system("Be brief."))
     trajectory = client.trajectory()
@@ -687,8 +425,8 @@ async def test_a_rule_may_come_last(both: ChatFormat, end_id: int):
     assert len(trajectory.segment_starts) == 1
 
 
-async def test_a_rewritten_history_that_repeats_a_turn_has_had_it(both: ChatFormat, end_id: int):
-    client = await open_client(both, end_id, "first", "second")
+async def test_a_rewritten_history_that_repeats_a_turn_has_had_it(chat: ChatFormat, end_id: int):
+    client = await open_client(chat, end_id, "first", "second")
     told = await client.ask(user("who?"), deliver=False)
     await client.ask(system("Be brief."), user("who?"), told.message, user("more?"))
     assert [turn.text for turn in client.trajectory().trained_turns()] == ["first", "second"]
@@ -697,9 +435,9 @@ async def test_a_rewritten_history_that_repeats_a_turn_has_had_it(both: ChatForm
 
 
 async def test_of_two_equal_answers_the_one_that_was_heard_is_gone_on_with(
-    both: ChatFormat, end_id: int
+    chat: ChatFormat, end_id: int
 ):
-    client = await open_client(both, end_id, "same", "same", "end")
+    client = await open_client(chat, end_id, "same", "same", "end")
     told = await client.ask(user("who?"))
     await client.ask(user("who?"), deliver=False)
     await client.ask(user("who?"), told.message, user("more?"))
@@ -708,47 +446,10 @@ async def test_of_two_equal_answers_the_one_that_was_heard_is_gone_on_with(
     assert not second.delivered
 
 
-async def test_an_answer_that_came_later_and_was_not_heard_takes_no_credit(
-    both: ChatFormat, end_id: int
-):
-    client = await open_client(both, end_id, "heard", "lost")
-    await client.ask(user("who?"))
-    await client.ask(user("who?"), deliver=False)
-    assert [turn.text for turn in client.trajectory().trained_turns()] == ["heard"]
-
-
-@pytest.mark.parametrize("heard", [0, 1])
-async def test_of_equal_answers_that_which_was_heard_has_the_next_turn(
-    both: ChatFormat, end_id: int, heard: int
-):
-    client = await open_client(both, end_id, "same", "same", "end")
-    told = await client.ask(user("who?"), n=2, deliver=False)
-    await client.session.delivered(heard)
-    await client.ask(user("who?"), told.message, user("more?"))
-    turns = client.session.forest.turns
-    assert turns[2].parent is turns[heard]
-
-
-async def test_a_side_call_of_an_agent_stands_behind_its_own_lineage(both: ChatFormat, end_id: int):
-    client = await open_client(both, end_id, "a", "b", "x", "y", "z")
-    told = await client.ask(user("main"))
-    await client.ask(user("main"), told.message, user("on"))
-    other = await client.ask(user("other"))
-    await client.ask(user("other"))  # an answer that is not gone on with
-    await client.ask(user("other"), other.message, user("on"))
-    lineages = client.trajectory().lineages
-    names = [(one.name, one.parent) for one in lineages]
-    assert names[0] == ("main", None)
-    kept = next(i for i, one in enumerate(lineages) if one.name == "agent-1")
-    assert lineages[kept].parent == 0
-    (excluded,) = [one for one in lineages if one.excluded]
-    assert excluded.parent == kept
-
-
 async def test_a_retry_is_told_what_it_has_not_had_and_else_the_latest(
-    both: ChatFormat, end_id: int
+    chat: ChatFormat, end_id: int
 ):
-    client = await open_client(both, end_id, "one", "two", "three", "four")
+    client = await open_client(chat, end_id, "one", "two", "three", "four")
     await client.ask(user("who?"))
     await client.ask(user("who?"))
     assert (await client.ask(user("who?"), retries=1)).texts[0] == "two"
@@ -757,8 +458,8 @@ async def test_a_retry_is_told_what_it_has_not_had_and_else_the_latest(
     assert (await client.ask(user("who?"), retries=1)).texts[0] == "three"
 
 
-async def test_a_request_with_other_limits_is_no_retry(both: ChatFormat, end_id: int):
-    client = await open_client(both, end_id, "a longer answer", "one STOP", "three")
+async def test_a_request_with_other_limits_is_no_retry(chat: ChatFormat, end_id: int):
+    client = await open_client(chat, end_id, "a longer answer", "one STOP", "three")
     assert (await client.ask(user("who?"), max_tokens=2, deliver=False)).texts[0] == "a "
     assert (await client.ask(user("who?"), stop=("STOP",), retries=1)).texts[0] == "one "
     assert (await client.ask(user("who?"), retries=1)).texts[0] == "three"
@@ -768,8 +469,8 @@ async def test_a_request_with_other_limits_is_no_retry(both: ChatFormat, end_id:
     assert len(client.servers.requests) == 3
 
 
-async def test_another_gateway_has_the_same_forest(both: ChatFormat, end_id: int):
-    client = await open_client(both, end_id, SEARCH, ANSWER)
+async def test_another_gateway_has_the_same_forest(chat: ChatFormat, end_id: int):
+    client = await open_client(chat, end_id, SEARCH, ANSWER)
     told = await client.ask(user("who?"), tools=(TOOL,))
     heir = await client.successor()
     assert heir.session.key == client.session.key
@@ -786,9 +487,9 @@ async def test_another_gateway_has_the_same_forest(both: ChatFormat, end_id: int
 
 @pytest.mark.parametrize("together", [False, True])
 async def test_a_stop_text_is_not_shown_and_its_tokens_are_kept(
-    both: ChatFormat, end_id: int, together: bool
+    chat: ChatFormat, end_id: int, together: bool
 ):
-    client = await open_client(both, end_id, "one STOP two", "three")
+    client = await open_client(chat, end_id, "one STOP two", "three")
     client.servers.together = together
     told = await client.ask(user("who?"), stop=("STOP",))
     assert (told.texts[0], told.reasons[0]) == ("one ", "stop")
@@ -799,8 +500,8 @@ async def test_a_stop_text_is_not_shown_and_its_tokens_are_kept(
     assert trajectory.segment_starts == []
 
 
-async def test_max_tokens_ends_an_answer_and_the_dialogue_goes_on(both: ChatFormat, end_id: int):
-    client = await open_client(both, end_id, "a longer answer", "more")
+async def test_max_tokens_ends_an_answer_and_the_dialogue_goes_on(chat: ChatFormat, end_id: int):
+    client = await open_client(chat, end_id, "a longer answer", "more")
     told = await client.ask(user("who?"), max_tokens=3)
     assert (told.reasons[0], len(client.session.forest.turns[0].token_ids)) == ("length", 3)
     await client.ask(user("who?"), told.message, user("go on"))
@@ -811,9 +512,9 @@ async def test_max_tokens_ends_an_answer_and_the_dialogue_goes_on(both: ChatForm
     assert trajectory.token_ids[trajectory.turns[0].end] == end_id
 
 
-async def test_limits_are_errors_that_say_what_to_do(both: ChatFormat, end_id: int):
+async def test_limits_are_errors_that_say_what_to_do(chat: ChatFormat, end_id: int):
     rules = SessionRules(max_context=60, max_requests=2)
-    client = await open_client(both, end_id, "one", rules=rules)
+    client = await open_client(chat, end_id, "one", rules=rules)
     with pytest.raises(WireError, match="shorten the history") as full:
         await client.ask(user("x" * 100))
     assert full.value.kind == "context_full"
@@ -834,13 +535,13 @@ async def test_limits_are_errors_that_say_what_to_do(both: ChatFormat, end_id: i
     assert ended.value.kind == "ended"
 
 
-async def test_what_is_far_too_long_is_refused_by_its_beginning(both: ChatFormat, end_id: int):
-    client = await open_client(both, end_id, "one", rules=SessionRules(max_context=60))
+async def test_what_is_far_too_long_is_refused_by_its_beginning(chat: ChatFormat, end_id: int):
+    client = await open_client(chat, end_id, "one", rules=SessionRules(max_context=60))
     encoded: list[int] = []
-    encode = both._outside.encode
+    encode = chat._outside.encode
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            both._outside, "encode", lambda text: encoded.append(len(text)) or encode(text)
+            chat._outside, "encode", lambda text: encoded.append(len(text)) or encode(text)
         )
         for messages, tools in (
             ((user("x" * 5_000_000),), ()),
@@ -856,9 +557,9 @@ async def test_what_is_far_too_long_is_refused_by_its_beginning(both: ChatFormat
     assert client.session.forest.turns == []
 
 
-async def test_every_answer_counts_against_the_limits(both: ChatFormat, end_id: int):
+async def test_every_answer_counts_against_the_limits(chat: ChatFormat, end_id: int):
     rules = SessionRules(max_in_flight=3, max_requests=4)
-    client = await open_client(both, end_id, "one", rules=rules)
+    client = await open_client(chat, end_id, "one", rules=rules)
     with pytest.raises(WireError, match=r"n \(4\) must be at most 3") as never:
         await client.ask(user("who?"), n=4)
     assert never.value.kind == "invalid_request"
@@ -878,10 +579,10 @@ async def test_every_answer_counts_against_the_limits(both: ChatFormat, end_id: 
 
 
 async def test_what_is_constrained_is_served_where_allowed_and_never_trained(
-    both: ChatFormat, end_id: int
+    chat: ChatFormat, end_id: int
 ):
     rules = SessionRules(allows_constrained=True)
-    client = await open_client(both, end_id, "one", "two", rules=rules)
+    client = await open_client(chat, end_id, "one", "two", rules=rules)
     told = await client.ask(user("who?"), constrained="logit_bias")
     await client.ask(user("who?"), told.message, user("more?"))
     trajectory = client.trajectory()
@@ -890,22 +591,22 @@ async def test_what_is_constrained_is_served_where_allowed_and_never_trained(
     assert [turn.text for turn in trajectory.trained_turns()] == ["two"]
 
 
-async def test_volatile_text_is_shown_as_it_was_at_first(both: ChatFormat, end_id: int):
+async def test_volatile_text_is_shown_as_it_was_at_first(chat: ChatFormat, end_id: int):
     rules = SessionRules(volatile=(r"now: \d+",))
-    client = await open_client(both, end_id, "one", "two", rules=rules)
+    client = await open_client(chat, end_id, "one", "two", rules=rules)
     told = await client.ask(system("now: 1"), user("who?"))
     await client.ask(system("now: 2"), user("who?"), told.message, user("more?"))
     trajectory = client.trajectory()
     assert trajectory.segment_starts == []
-    assert "now: 2" not in both.decode(trajectory.token_ids.tolist())
+    assert "now: 2" not in chat.decode(trajectory.token_ids.tolist())
     assert client.session.forest.changed_texts == 1
 
 
 async def test_requests_that_are_refused_leave_nothing_of_their_volatile_text(
-    both: ChatFormat, end_id: int
+    chat: ChatFormat, end_id: int
 ):
     rules = SessionRules(max_context=400, volatile=(r"at \d+",))
-    client = await open_client(both, end_id, "one", rules=rules)
+    client = await open_client(chat, end_id, "one", rules=rules)
     written = len(client.log.entries)
     for i in range(3):
         with pytest.raises(WireError, match="the context holds 400"):
@@ -916,89 +617,14 @@ async def test_requests_that_are_refused_leave_nothing_of_their_volatile_text(
 
 
 async def test_another_gateway_shows_volatile_text_as_it_was_at_first(
-    both: ChatFormat, end_id: int
+    chat: ChatFormat, end_id: int
 ):
     rules = SessionRules(volatile=(r"now: \d+",))
-    client = await open_client(both, end_id, "one", "two", rules=rules)
+    client = await open_client(chat, end_id, "one", "two", rules=rules)
     told = await client.ask(system("now: 1"), user("who?"))
     heir = await client.successor(rules)
     # A history that was rewritten is rendered from its beginning.
     await heir.ask(system("now: 2"), user("who?"), told.message, system("Be brief."))
     assert heir.session.forest.turns[-1].begins
-    read = both.decode(client.servers.requests[-1].token_ids)
+    read = chat.decode(client.servers.requests[-1].token_ids)
     assert ("now: 1" in read, "now: 2" in read) == (True, False)
-
-
-async def test_a_template_that_rewrites_has_a_segment_for_each_turn(end_id: int):
-    forgetful = ChatFormat(
-        build_tokenizer(template=FORGETFUL_TEMPLATE),
-        end_of_turn_ids=[end_id],
-        reply_roles=("tool", "user"),
-        segments=True,
-    )
-    client = await open_client(forgetful, end_id, SEARCH, ANSWER)
-    told = await client.ask(user("who?"), tools=(TOOL,))
-    await client.ask(user("who?"), told.message, result(told.message, "p"), tools=(TOOL,))
-    trajectory = client.trajectory()
-    captured(client, trajectory)
-    assert len(trajectory.segment_starts) == 1
-
-
-async def test_the_agents_answer_and_what_it_left_are_with_the_last_turn(
-    both: ChatFormat, end_id: int
-):
-    client = await open_client(both, end_id, "one", "title", "two")
-    told = await client.ask(user("who?"))
-    await client.ask(user("name it"))
-    await client.ask(user("who?"), told.message, user("sure?"))
-    trajectory = client.trajectory(answer="42", data={"exit": "ok"})
-    last = [turn for turn in trajectory.turns if turn.text == "two"]
-    assert [(turn.answer, turn.data) for turn in last] == [("42", {"exit": "ok"})]
-    assert [turn.data for turn in trajectory.turns if turn.text != "two"] == [None, None]
-
-
-async def test_calls_that_cannot_be_read_are_counted(both: ChatFormat, end_id: int):
-    bad = "<tool_call>{search}</tool_call>"
-    client = await open_client(both, end_id, bad + SEARCH, "Ada")
-    told = await client.ask(user("who?"), tools=(TOOL,))
-    await client.ask(user("who?"), told.message, result(told.message, "Ada."), tools=(TOOL,))
-    metrics = GatewayMetrics(client.servers, in_flight=lambda: 0, max_concurrent=1)  # type: ignore[arg-type]
-    metrics.note_end(client.session, client.trajectory())
-    text = metrics.page.text().decode()
-    assert "agent_r1_gateway_malformed_calls_total 1.0" in text
-    assert 'agent_r1_gateway_attempts_total{status="COMPLETED"} 1.0' in text
-
-
-@pytest.mark.parametrize(
-    ("end", "noted", "status", "reason"),
-    [
-        ({"exit": "ok"}, {}, "COMPLETED", "answer"),
-        ({"exit": "ok"}, {"has_moved": True}, "COMPLETED", "answer"),
-        ({"exit": "failed", "error": "x"}, {}, "TRUNCATED", "agent_failed: x"),
-        (
-            {"exit": "failed", "error": "x"},
-            {"has_moved": True},
-            "FAILED",
-            "agent_lost: its session",
-        ),
-        ({"exit": "failed"}, {"fault": "policy_error: y"}, "FAILED", "policy_error: y"),
-        ({"exit": "ok"}, {"spent": "max_requests"}, "TRUNCATED", "max_requests"),
-        ({"exit": "timeout"}, {}, "TRUNCATED", "agent_timeout"),
-        ({"exit": "lost", "error": "x"}, {}, "FAILED", "agent_lost: x"),
-    ],
-)
-async def test_how_an_attempt_ends(
-    both: ChatFormat,
-    end_id: int,
-    end: dict[str, Any],
-    noted: dict[str, Any],
-    status: str,
-    reason: str,
-):
-    client = await open_client(both, end_id, "one")
-    await client.ask(user("who?"))
-    for name, value in noted.items():
-        setattr(client.session, name, value)
-    found = _outcome(client.session, AttemptEnded(end=AgentEnd(**end)))
-    assert found[0] == status
-    assert found[1].startswith(reason)
