@@ -8,26 +8,23 @@ goes on where the other one ended.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from agent_r1.gateway import journal as log
 from agent_r1.gateway.forest import Forest, Place, TurnNode
 from agent_r1.gateway.growing_text import GrowingText
+from agent_r1.gateway.prompts import PromptWriter
 from agent_r1.gateway.servers import RequestRefusedError, RolloutServers, ServerError
 from agent_r1.gateway.speech import said_message
 from agent_r1.gateway.wire import Asked, Begun, Ended, Event, Said, Waiting, WireError
-from agent_r1.text.chat_format import ChatFormat, OutsideMessage, PromptMessage
-from agent_r1.text.chat_template import ChatTemplateError
+from agent_r1.text.chat_format import ChatFormat
 from agent_r1.text.reading import TurnReader
 from agent_r1.text.tokens import turn_seed
-from agent_r1.text.tool_formats import ParsedCall
 from agent_r1_proto.generation import FinishReason, GeneratedPart, GenerateRequest
-from agent_r1_proto.parts import ImageRefusedError
 from agent_r1_proto.session_log import SessionTakenError
 from agent_r1_proto.tasks import ChatMessage, RolloutTask
 from agent_r1_proto.trajectory import ToolCallRecord
@@ -44,8 +41,6 @@ client is told them as they come, and where it waits for the whole answer: each 
 HTTP and a write to Redis. What a server that dies had sampled since is sampled again."""
 MAX_QUEUED = 64
 """Events of an answer that wait for a client that reads slowly."""
-LOOKED_AT = 16
-"""Of a history, so many characters for each token of the context are encoded before all of it."""
 NO_LIMIT = 1 << 30
 MODEL = "policy"
 """What the model is called in sessions."""
@@ -112,6 +107,9 @@ class AgentSession:
         self.opening: dict[str, asyncio.Task[None]] = {}
         """What opens a session with a tool just now, by the tool's name."""
         self.tool_answers: list[log.ToolAnswered] = []
+        self.prompts = PromptWriter(
+            chat, rules.max_context, rules.keeps_thoughts, rules.answer_pattern, self.call_id
+        )
         self._chat = chat
         self._servers = servers
         self._rules = rules
@@ -186,6 +184,11 @@ class AgentSession:
         """Name of the model."""
         return MODEL
 
+    @property
+    def turn_reader(self) -> TurnReader:
+        """Reader of turns; whether one began in a thought, its beginning says."""
+        return self.prompts.turn_reader
+
     def call_id(self, turn: int, call: int) -> str:
         """Return the id of a call of a turn."""
         return self.forest.call_id(turn, call)
@@ -217,7 +220,7 @@ class AgentSession:
         """
         self.count_requests(0)
         place = self.forest.place(asked)
-        return _length(*self._prompt(asked, place)[:2], place)
+        return self.prompts.write(asked, place).length
 
     async def delivered(self, turn: int) -> None:
         """Say that the client's connection has all of a turn's answer."""
@@ -365,9 +368,9 @@ class AgentSession:
         again.sort(key=lambda turn: (not turn.delivered, turn.number))
         nodes = again[-asked.n :]
         missing = asked.n - len(nodes)
-        begins, prompt, opening = self._prompt(asked, place) if missing else (False, [], "")
-        if missing:
-            self._check_room(_length(begins, prompt, place))
+        prompt = self.prompts.write(asked, place) if missing else None
+        if prompt is not None:
+            self.prompts.check_room(prompt.length)
         self.forest.first_seen |= first_seen
         events: list[log.Event] = [
             log.VolatileSeen(history=history, message=message)
@@ -379,14 +382,15 @@ class AgentSession:
                 events.append(log.TurnDelivered(turn=turn.number))
         kept, kept_whole = _kept(asked, place)
         for _ in range(missing):
+            assert prompt is not None
             node = TurnNode(
                 number=len(self.forest.turns),
                 parent=place.parent,
                 lineage=place.lineage,
                 asked=place.asked,
-                begins=begins,
-                prompt=prompt,
-                opening=opening,
+                begins=prompt.begins,
+                prompt=prompt.token_ids,
+                opening=prompt.opening,
                 replies=_replies(asked.messages, place),
                 constrained=asked.constrained,
                 kept=kept,
@@ -408,101 +412,6 @@ class AgentSession:
             self._sampling -= numbers
             raise
         return nodes
-
-    def _prompt(self, asked: Asked, place: Place) -> tuple[bool, list[int], str]:
-        """Return whether a turn begins a sequence, the tokens before it, and its opening."""
-        self._check_size(asked)
-        new = asked.messages[place.first_new :]
-        try:
-            if place.is_continued and place.parent and self._can_append(place.parent, new):
-                reply = self._outside(new, place.parent)
-                is_ended = self._chat.is_ended(place.parent.token_ids)
-                if not self._chat.rewrites(reply):
-                    tokens = self._chat.encode_reply(reply, is_ended=is_ended)
-                    return False, tokens, self._chat.opening_after(reply)
-            rendered = self._chat.render_prompt(self._dialogue(asked, place), asked.tools)
-        except (ChatTemplateError, ImageRefusedError) as exc:
-            raise WireError("invalid_request", str(exc), param="messages") from exc
-        return True, rendered.token_ids, rendered.opening
-
-    def _can_append(self, parent: TurnNode, new: Sequence[ChatMessage]) -> bool:
-        """Return whether messages may stand behind a turn's tokens, and nothing before changes."""
-        if not new or any(message.role not in ("tool", "user") for message in new):
-            return False
-        return self._rules.keeps_thoughts or not _has_thought(parent)
-
-    def _check_size(self, asked: Asked) -> None:
-        """Refuse what is far too long by its beginning.
-
-        To encode megabytes takes seconds, in which no other session is served.
-        """
-        limit = self._rules.max_context
-        texts = [message.shown() for message in asked.messages]
-        texts += [json.dumps(tool.as_function(), ensure_ascii=False) for tool in asked.tools]
-        if sum(map(len, texts)) > LOOKED_AT * limit:
-            tokens = self._chat.encode_text("\n".join(texts)[: LOOKED_AT * limit])
-            self._check_room(len(tokens) // 2)  # a cut, or a border, may make a token of two
-
-    def _check_room(self, length: int) -> None:
-        limit = self._rules.max_context
-        if length >= limit:
-            raise WireError(
-                "context_full",
-                f"the messages have {length} tokens or more, and the context holds {limit} "
-                "(model.max_context) with what is sampled; shorten the history",
-                param="messages",
-                tokens=(length, limit),
-            )
-
-    def _outside(
-        self, messages: Sequence[ChatMessage], turn: TurnNode | None
-    ) -> list[OutsideMessage]:
-        """Return what follows a turn: its results in the order of its calls, then the others."""
-        calls = [] if turn is None else self.told_calls(turn)
-        number = (
-            {} if turn is None else {self.call_id(turn.number, i): i for i in range(len(calls))}
-        )
-        ordered = (
-            sorted(
-                messages,
-                key=lambda m: (
-                    number.get(m.tool_call_id, len(number)) if m.role == "tool" else NO_LIMIT
-                ),
-            )
-            if all(m.role == "tool" for m in messages)
-            else messages
-        )
-        reply: list[OutsideMessage] = []
-        for message in ordered:
-            one = self._chat.outside_message(
-                message.role, message.text(), max_chars=NO_LIMIT, max_tokens=None
-            )
-            call = number.get(message.tool_call_id)
-            written = message.tool_call_id if call is None else calls[call].id
-            reply.append(replace(one, call_id=written, call=call))
-        return reply
-
-    def _dialogue(self, asked: Asked, place: Place) -> list[PromptMessage]:
-        """Return a history to render: what the policy said in it stays its own tokens."""
-        messages: list[PromptMessage] = []
-        turn: TurnNode | None = None
-        is_later = False
-        for i, message in enumerate(asked.messages):
-            if message.role == "assistant":
-                is_later, turn = True, place.own.get(i)
-                keeps = self._rules.keeps_thoughts or not _has_thought(turn)
-                messages.append(self._said_tokens(turn) if turn and keeps else message)
-            elif is_later and message.role != "system":
-                messages += self._outside([message], turn)
-            else:
-                messages.append(message)
-        return messages
-
-    def _said_tokens(self, turn: TurnNode) -> OutsideMessage:
-        """Return what a turn said, as its tokens; the template writes its own end of turn."""
-        ids = turn.token_ids[: -1 if self._chat.is_ended(turn.token_ids) else None]
-        ids = [*self._chat.encode(turn.opening), *ids]
-        return OutsideMessage("assistant", self._chat.decode(ids), ids)
 
     # -- sampling --------------------------------------------------------------------------------
 
@@ -624,34 +533,11 @@ class AgentSession:
     def _end(self, node: TurnNode, reason: FinishReason) -> None:
         """Note that a turn has ended, and what it says."""
         text = self._chat.decode_turn(node.token_ids)
-        reader = self.reader(node)
+        reader = self.prompts.reader(node)
         said = said_message(
             text[: node.shown], node.opening, reader, lambda i: self.call_id(node.number, i)
         )
         self.forest.end(node, reason, reader.read(text), said)
-
-    def told_calls(self, node: TurnNode) -> list[ParsedCall]:
-        """Return the calls of a turn that the client was told, in order."""
-        text = self._chat.decode_turn(node.token_ids)[: node.shown]
-        return [call for call in self.reader(node).read(text).calls if not call.error]
-
-    @property
-    def turn_reader(self) -> TurnReader:
-        """Reader of turns; `reader` knows whether one began in a thought."""
-        return replace(self._chat.reader, answer_pattern=self._rules.answer_pattern)
-
-    def reader(self, node: TurnNode) -> TurnReader:
-        """Return what reads a turn."""
-        return replace(self.turn_reader, opens_in_thought=bool(node.opening))
-
-
-def _has_thought(turn: TurnNode | None) -> bool:
-    """Return whether a turn, or one before it in its sequence, has a thought."""
-    while turn is not None:
-        if turn.read is not None and turn.read.said != turn.read.text:
-            return True
-        turn = None if turn.begins else turn.parent
-    return False
 
 
 def _replies(messages: Sequence[ChatMessage], place: Place) -> list[ChatMessage]:
@@ -661,13 +547,6 @@ def _replies(messages: Sequence[ChatMessage], place: Place) -> list[ChatMessage]
         said = [i for i, message in enumerate(messages) if message.role == "assistant"]
         first = said[-1] + 1 if said else len(messages)
     return list(messages[first:])
-
-
-def _length(begins: bool, prompt: Sequence[int], place: Place) -> int:
-    """Return how many tokens stand before a turn with a prompt."""
-    if begins or place.parent is None:
-        return len(prompt)
-    return len(place.parent.context()) + len(place.parent.token_ids) + len(prompt)
 
 
 def _kept(asked: Asked, place: Place) -> tuple[list[ChatMessage] | None, bool]:

@@ -252,7 +252,7 @@ def _write(
             interaction.token_ids += turn.context()
             interaction.prompt_length = len(interaction.token_ids)
         start = len(interaction.token_ids)
-        read = turn.read or session.reader(turn).read(chat.decode_turn(turn.token_ids))
+        read = turn.read or session.prompts.reader(turn).read(chat.decode_turn(turn.token_ids))
         interaction.add_sampled(
             Generation(
                 turn.token_ids, turn.logprobs, turn.version_spans, turn.finish_reason or "length"
