@@ -48,13 +48,15 @@ class Reward(Message):
     none are left out."""
     versions: Annotated[dict[str, str], Field(exclude_if=_is_empty)] = {}
     """Version of the language model that each component asked; those that ask none are left out."""
+    reasons: Annotated[dict[str, str], Field(exclude_if=_is_empty)] = {}
+    """Why, in words of the components, by the component; those that say nothing are left out."""
 
 
 class ScoredTrajectory(StreamMessage):
     """A trajectory and its reward: what the learner trains on."""
 
     SCHEMA_NAME: ClassVar[str] = "scored_trajectory"
-    SCHEMA_VERSION: ClassVar[str] = "5.0"
+    SCHEMA_VERSION: ClassVar[str] = "5.1"
     WITH_TOKENS: ClassVar[dict[str, str]] = {"2.1": "2.2", "3.0": "3.1"}
     """Versions of a reward that counts tokens, by the trajectory's; without, both count alike."""
     WITH_VERSIONS: ClassVar[dict[str, str]] = {"2.1": "2.3", "3.0": "3.2"}
@@ -64,6 +66,8 @@ class ScoredTrajectory(StreamMessage):
         **{"4.1": "4.1", "5.0": "5.0"},
     }
     """Versions that say all of that, by the trajectory's, whose turns say what they are."""
+    WITH_REASONS: ClassVar[dict[str, str]] = {"2": "2.5", "3": "3.4", "4": "4.2", "5": "5.1"}
+    """Versions of a reward with reasons, by the major of the trajectory's."""
 
     trajectory: Trajectory
     reward: Reward | None
@@ -79,6 +83,8 @@ class ScoredTrajectory(StreamMessage):
     def written_version(self) -> str:
         """Return the oldest version that says all of it."""
         version = self.trajectory.written_version()
+        if self.reward is not None and self.reward.reasons:
+            return self.WITH_REASONS[version.partition(".")[0]]
         if version in self.WITH_READING:
             return self.WITH_READING[version]
         if self.reward is not None and self.reward.versions:

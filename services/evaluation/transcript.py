@@ -160,4 +160,6 @@ def print_transcript(
             )
     if record["status"] != "COMPLETED":
         _line(console, f"       {record['status']}: {record['reason']}", BAD_STYLE)
+    for name, why in ((record.get("reward") or {}).get("reasons") or {}).items():
+        _line(console, f"       {name}: {why}", NOTE_STYLE)
     _line(console, f"       {outcome(record)}", NOTE_STYLE)

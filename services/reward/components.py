@@ -17,7 +17,9 @@ from agent_r1.runtime.user_code import check_call, import_named
 from agent_r1.text.reading import of_read_turns
 from agent_r1_proto.rewards import ScoreRequest, ScoreTurn
 
-Component = Callable[[ScoreRequest], float | Awaitable[float]]
+Scored = float | tuple[float, str]
+"""A score; or with it why, in words, for people alone."""
+Component = Callable[[ScoreRequest], Scored | Awaitable[Scored]]
 """A component of a user's: a function or an `async` function."""
 
 

@@ -40,8 +40,8 @@ class Judge:
         self._pattern = re.compile(config.pattern, re.IGNORECASE)
         self.server = ChatServer(config, TABLE, patience_s)
 
-    async def score(self, request: ScoreRequest) -> float:
-        """Return the score of one interaction, from 0.0 to 1.0.
+    async def score(self, request: ScoreRequest) -> tuple[float, str]:
+        """Return the score of one interaction, from 0.0 to 1.0, and what the model says.
 
         Raises:
             ServerAwayError: the server did not answer in time.
@@ -49,14 +49,15 @@ class Judge:
         """
         prompt = self._template.substitute(places_of(request))
 
-        async def ask() -> float:
+        async def ask() -> tuple[float, str]:
             places = _texts_of(request)
             named = (places[name] for name in self._template.get_identifiers())
             self.server.num_spelled_out += sum(map(count_control_tokens, named))
             choice = await self.server.complete(
                 [ChatMessage(role="user", content=prompt)], max_tokens=self._config.max_tokens
             )
-            return self._read_score((choice.get("message") or {}).get("content"))
+            text = (choice.get("message") or {}).get("content")
+            return self._read_score(text), str(text)
 
         return await self.server.score_once(prompt, ask)
 

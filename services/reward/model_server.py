@@ -66,7 +66,7 @@ class ModelServer:
         self.table = table
         self.model = config.model
         self._patience_s = patience_s
-        self._scores: OrderedDict[str, float] = OrderedDict()
+        self._scores: OrderedDict[str, Any] = OrderedDict()
         self._being_asked: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._places = asyncio.Semaphore(config.max_concurrent)
         self._next_request_at = 0.0
@@ -80,7 +80,7 @@ class ModelServer:
         self.num_spelled_out = 0
         """Control tokens of interactions that were changed in what was asked."""
 
-    async def score_once(self, key: str, ask: Callable[[], Awaitable[float]]) -> float:
+    async def score_once(self, key: str, ask: Callable[[], Awaitable[T]]) -> T:
         """Return the score that is known under a key, else what `ask` returns.
 
         Equal keys are asked about once, at the same time too; an error is not kept.

@@ -28,6 +28,7 @@ from agent_r1.reward.judge import Judge
 from agent_r1.reward.model_server import TOKENS_ASKED
 from agent_r1.reward.reward_model import RewardModel
 from agent_r1.reward.versions import AskingComponent, Versions
+from agent_r1.runtime.unicode import escaped
 from agent_r1.text.reading import TurnReader
 from agent_r1_proto.component_notes import begin_component
 from agent_r1_proto.rewards import (
@@ -43,6 +44,9 @@ from agent_r1_proto.trajectory import Trajectory, Turn
 PATIENCE = 0.9
 """Share of a component's time for which a server that is away is asked again, so that the error can
 say why."""
+
+MAX_REASON_CHARS = 2000
+"""A longer reason is cut."""
 
 _MAKERS: dict[str, Callable[..., AskingComponent]] = {
     "judge": Judge,
@@ -102,12 +106,13 @@ class Scorer:
         # In a thread, where a long text holds up no other request; not one of `_threads`, which
         # users' components may keep for ever.
         request, values = await asyncio.to_thread(self._measure_built_in, request)
-        for name, component in self._own.items():
-            values[name] = await self._run_own(name, component, request)
         tokens: dict[str, int] = {}
         asked: dict[str, str] = {}
+        reasons: dict[str, str] = {}
+        for name, component in self._own.items():
+            values[name], reasons[name] = await self._run_own(name, component, request)
         for name in self.asking:
-            found = await self._ask(name, request, versions.get(name))
+            found, reasons[name] = await self._ask(name, request, versions.get(name))
             values[name], asked[name] = found.value, found.version
             tokens |= {name: found.tokens} if found.tokens else {}
         return Reward(
@@ -116,6 +121,7 @@ class Scorer:
             prediction=request.turns[-1].answer,
             tokens=tokens,
             versions=asked,
+            reasons={name: reason for name, reason in reasons.items() if reason},
         )
 
     async def score_trajectory(
@@ -143,9 +149,11 @@ class Scorer:
             )
         request = await asyncio.to_thread(self._reader.read_request, request)
         if name in self.asking:
-            return await self._ask(name, request)
+            found, _ = await self._ask(name, request)
+            return found
         if name in self._own:
-            return Value(value=await self._run_own(name, self._own[name], request))
+            value, _ = await self._run_own(name, self._own[name], request)
+            return Value(value=value)
         measure = BUILT_IN[name]
         return Value(value=await asyncio.to_thread(measure, request))
 
@@ -155,12 +163,14 @@ class Scorer:
             for server in versions.servers:
                 await server.close()
 
-    async def _ask(self, name: str, request: ScoreRequest, version: str | None = None) -> Value:
-        """Return what a version of a component's model says; the newest without one."""
+    async def _ask(
+        self, name: str, request: ScoreRequest, version: str | None = None
+    ) -> tuple[Value, str]:
+        """Return what a version of a component's model says, and why; the newest without one."""
         component = self.asking[name].of(version)
         with _counted() as tokens:
-            value = await self._run_own(name, component.score, request)
-        return Value(value=value, tokens=sum(tokens), version=component.server.model)
+            value, reason = await self._run_own(name, component.score, request)
+        return Value(value=value, tokens=sum(tokens), version=component.server.model), reason
 
     def _measure_built_in(self, request: ScoreRequest) -> tuple[ScoreRequest, dict[str, float]]:
         """Return the interaction, whose turns say what they are, and what is measured of it."""
@@ -174,7 +184,10 @@ class Scorer:
             return scoring.paper_reward(values["exact_match"], values["format"])
         return math.fsum(weight * values[name] for name, weight in self._weights.items())
 
-    async def _run_own(self, name: str, component: Component, request: ScoreRequest) -> float:
+    async def _run_own(
+        self, name: str, component: Component, request: ScoreRequest
+    ) -> tuple[float, str]:
+        """Return what a component says, and why; "" where it does not tell."""
         await begin_component(f"reward component {name!r}")
         timeout_s = self._config.component_timeout_s
         deadline = asyncio.timeout(timeout_s)
@@ -190,9 +203,16 @@ class Scorer:
             raise ComponentError(
                 f"reward component {name!r} raised {type(exc).__name__}: {exc}"
             ) from exc
+        value, reason = value if isinstance(value, tuple) and len(value) == 2 else (value, "")
         if not (isinstance(value, int | float) and math.isfinite(value)):
             raise ComponentError(
-                f"reward component {name!r} returned {value!r}; it must return a finite number"
+                f"reward component {name!r} returned {value!r}; it must return a finite number, or "
+                "one and a text that says why"
+            )
+        if not isinstance(reason, str):
+            raise ComponentError(
+                f"reward component {name!r} returned {reason!r:.100} beside the number; it must be "
+                "a text that says why"
             )
         low, high = self._config.ranges.get(name, (-math.inf, math.inf))
         if not low <= value <= high:
@@ -200,7 +220,7 @@ class Scorer:
                 f"reward component {name!r} returned {value!r}, outside its declared range "
                 f"[{low:g}, {high:g}]; correct it or widen reward.ranges"
             )
-        return float(value)
+        return float(value), escaped(reason[:MAX_REASON_CHARS])
 
     async def _call(self, component: Component, request: ScoreRequest) -> object:
         if inspect.iscoroutinefunction(component):

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
+from agent_r1.reward.components import Scored
 from agent_r1.reward.config import ModelServerConfig
 from agent_r1.reward.model_server import ModelServer
 from agent_r1_proto.rewards import ScoreRequest
@@ -34,7 +35,7 @@ class AskingComponent(Protocol):
         """The model's server."""
         ...
 
-    async def score(self, request: ScoreRequest) -> float:
+    async def score(self, request: ScoreRequest) -> Scored:
         """Return the score of an interaction."""
         ...
 

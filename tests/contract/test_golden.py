@@ -113,23 +113,27 @@ EXAMPLES: dict[str, StreamMessage] = {
     "scored_trajectory-2.2": scored(policy_version=4, total=0.25, tokens={"critic": 5}),
     "scored_trajectory-2.3": scored(policy_version=4, total=0.25, versions={"judge": "m-2"}),
     "scored_trajectory-2.4": scored(turns=[READ_TURN], versions={"judge": "m-2"}),
+    "scored_trajectory-2.5": scored(policy_version=4, total=0.25, reasons={"judge": "3 of 4"}),
     "scored_trajectory-3.0": scored(**two_segments(), total=0.25),
     "scored_trajectory-3.1": scored(**two_segments(), total=0.25, tokens={"critic": 5}),
     "scored_trajectory-3.2": scored(**two_segments(), total=0.25, versions={"judge": "m-2"}),
     "scored_trajectory-3.3": scored(**READ_SEGMENTS),
+    "scored_trajectory-3.4": scored(**READ_SEGMENTS, reasons={"judge": "3 of 4"}),
     "scored_trajectory-4.0": scored(**three_lineages(), total=0.25),
     "scored_trajectory-4.1": scored(rollout_task(task=CALLING), total=0.25),
+    "scored_trajectory-4.2": scored(rollout_task(task=CALLING), reasons={"judge": "3 of 4"}),
     "scored_trajectory-5.0": scored(**repeated_segments(), total=0.25),
+    "scored_trajectory-5.1": scored(**repeated_segments(), reasons={"judge": "3 of 4"}),
 }
 """By schema and the version that first could write them."""
 WRITTEN = (
     *("rollout_task-1.2", "rollout_task-2.0", "rollout_task-2.1"),
     *("trajectory-2.1", "trajectory-2.2", "trajectory-3.0", "trajectory-3.1", "trajectory-4.0"),
     *("trajectory-4.1", "trajectory-5.0"),
-    *(f"scored_trajectory-2.{minor}" for minor in (1, 2, 3, 4)),
-    *(f"scored_trajectory-3.{minor}" for minor in (0, 1, 2, 3)),
-    "scored_trajectory-4.0",
-    *("scored_trajectory-4.1", "scored_trajectory-5.0"),
+    *(f"scored_trajectory-2.{minor}" for minor in (1, 2, 3, 4, 5)),
+    *(f"scored_trajectory-3.{minor}" for minor in (0, 1, 2, 3, 4)),
+    *(f"scored_trajectory-4.{minor}" for minor in (0, 1, 2)),
+    *("scored_trajectory-5.0", "scored_trajectory-5.1"),
 )
 """What this version writes: the oldest version that says all of it, which older readers take."""
 CLASSES: dict[str, type[StreamMessage]] = {

@@ -180,12 +180,17 @@ def scored(
     total: float = 1.0,
     tokens: dict[str, int] | None = None,
     versions: dict[str, str] | None = None,
+    reasons: dict[str, str] | None = None,
     **changes: Any,
 ) -> ScoredTrajectory:
     """Return a scored trajectory; a FAILED one has no reward."""
     record = trajectory(rollout, **changes)
     reward = Reward(
-        total=total, components={"em": total}, tokens=tokens or {}, versions=versions or {}
+        total=total,
+        components={"em": total},
+        tokens=tokens or {},
+        versions=versions or {},
+        reasons=reasons or {},
     )
     return ScoredTrajectory(trajectory=record, reward=None if record.status == "FAILED" else reward)
 

@@ -46,6 +46,14 @@ def printed(**turn: Any) -> str:
     return capture.get()
 
 
+def test_what_components_say_of_their_values_is_shown():
+    record = readable(scored(reasons={"judge": "3 of 4"}), step=1, advantage=None, trained=True)
+    console = Console(width=200)
+    with console.capture() as capture:
+        print_transcript(record, console)
+    assert "judge: 3 of 4" in [line.strip() for line in capture.get().splitlines()]
+
+
 def test_each_turn_says_which_agent_wrote_it():
     record = readable(scored(**three_lineages()), step=1, advantage=None, trained=True)
     assert [turn["lineage"] for turn in record["turns"]] == [0, 1, 1, 2]

@@ -73,7 +73,8 @@ async def test_the_model_is_asked_with_the_filled_in_prompt_and_its_last_score_i
 ):
     server.answers = [(200, says("Score: 2 at first sight; in the end\nscore: 7.5"))]
     judge = judge_of(api_key="k", extra_body={"top_k": 1})
-    assert await judge.score(asked()) == 0.75
+    said = "Score: 2 at first sight; in the end\nscore: 7.5"
+    assert await judge.score(asked()) == (0.75, said)
     (body,) = server.bodies
     assert body["path"] == "/v1/chat/completions"
     assert body["messages"] == [
@@ -104,7 +105,7 @@ async def test_equal_interactions_are_asked_about_once_even_at_the_same_time(
 ):
     judge = judge_of(cache_size=1)
     scores = await asyncio.gather(*(judge.score(asked()) for _ in range(8)))
-    assert scores == [0.7] * 8
+    assert scores == [(0.7, "Score: 7")] * 8
     assert (judge.server.num_asked, judge.server.num_cached, len(server.bodies)) == (1, 7, 1)
     await judge.score(asked("Lyon"))  # takes the one place of the cache
     await judge.score(asked())
@@ -135,7 +136,7 @@ async def test_a_server_that_is_away_is_asked_again(
 ):
     server.answers = [(status, {"error": "busy"}), (200, says("score: 10"))]
     judge = judge_of(patience_s=30.0)
-    assert await judge.score(asked()) == 1.0
+    assert (await judge.score(asked()))[0] == 1.0
     assert (judge.server.num_asked, judge.server.num_away) == (2, 1)
 
 
@@ -180,7 +181,7 @@ async def test_an_answer_without_a_score_is_an_error_and_is_not_kept(
     judge = judge_of()
     with pytest.raises(ValueError, match=message):
         await judge.score(asked())
-    assert await judge.score(asked()) == 0.5
+    assert (await judge.score(asked()))[0] == 0.5
 
 
 def test_the_transcript_has_the_turns_and_what_tools_answered():

@@ -178,6 +178,12 @@ def wordy(request):
 def undefined(request):
     return float("nan")
 
+def explained(request):
+    return 0.5, "the year\\x1b is missing" + "!" * 3000
+
+def half_explained(request):
+    return 0.5, 3
+
 async def slow(request):
     await asyncio.Event().wait()
 
@@ -205,12 +211,23 @@ async def test_users_components_are_functions_or_coroutines_kept_by_their_name(p
         ("broken", "raised KeyError: 'tests'"),
         ("wordy", "returned 'good'; it must return a finite number"),
         ("undefined", "returned nan"),
+        ("half_explained", "returned 3 beside the number; it must be a text that says why"),
     ],
 )
 async def test_a_failing_component_is_named(plugin: str, name: str, message: str):
     table = RewardConfig(components={f"{plugin}:{name}": 1.0})
     with pytest.raises(ComponentError, match=f"{plugin}:{name}.*{message}"):
         await Scorer(table).score(request("x"))
+
+
+async def test_a_component_may_say_why(plugin: str):
+    names = {f"{plugin}:explained": 1.0, f"{plugin}:length": 1.0}
+    reward = await Scorer(RewardConfig(components=names)).score(request("12345"))
+    assert reward.total == 5.5
+    ((name, why),) = reward.reasons.items()
+    assert name == f"{plugin}:explained"
+    assert why.startswith("the year\\x1b is missing!!!")
+    assert len(why) < 2100
 
 
 async def test_a_slow_component_is_named_with_its_limit(plugin: str):
