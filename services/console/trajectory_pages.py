@@ -52,6 +52,7 @@ COLUMNS = (
 COLOURS: dict[Colour, str] = {
     "mask": "who wrote it",
     "logprob": "log-probability",
+    "entropy": "entropy",
     "advantage": "advantage",
     "version": "policy version",
     "ratio": "ratio",
@@ -254,6 +255,7 @@ def _colours(stored: StoredTrajectory) -> list[tuple[Colour, str]]:
     tokens = stored.tokens
     missing = {
         "advantage": tokens is None or tokens.advantages is None,
+        "entropy": tokens is None or tokens.entropies is None,
         "ratio": tokens is None or tokens.learner_logprobs is None,
     }
     return [(colour, title) for colour, title in COLOURS.items() if not missing.get(colour)]

@@ -34,7 +34,7 @@ TOKEN_CHARACTERS = 40
 """Most characters of a token that are shown."""
 COLOURS = 8
 """Colours of versions, which then begin again."""
-Colour = Literal["mask", "logprob", "advantage", "version", "ratio"]
+Colour = Literal["mask", "logprob", "entropy", "advantage", "version", "ratio"]
 
 
 class Texts:
@@ -204,6 +204,10 @@ def _coloured(
         places = np.digitize(np.exp(values), [0.01, 0.1, 0.5, 0.9])
         return _pick(names, places), [f"{v:.3f}, p = {np.exp(v):.3g}" for v in values.tolist()]
     names = ["low3", "low2", "low1", "mid", "high1", "high2", "high3"]
+    if colour == "entropy":
+        values = _required(tokens.entropies, "entropies; the learner was not asked for them")
+        places = np.digitize(values, [0.1, 0.5, 1.0, 2.0])
+        return _pick(names[3:] + names[2:3], places), [f"entropy {v:.3f}" for v in values.tolist()]
     if colour == "advantage":
         values = _required(tokens.advantages, "advantages; it was not trained")
         largest = float(np.abs(values).max(initial=0.0)) or 1.0
@@ -230,6 +234,10 @@ LEGENDS: dict[Colour, list[tuple[str, str]]] = {
     "logprob": [
         *(("low3", "p below 0.01"), ("low2", "to 0.1"), ("low1", "to 0.5"), ("mid", "to 0.9")),
         ("high1", "above"),
+    ],
+    "entropy": [
+        *(("mid", "below 0.1 nats"), ("high1", "to 0.5"), ("high2", "to 1"), ("high3", "to 2")),
+        ("low1", "above"),
     ],
     "advantage": [("low3", "lowest"), ("mid", "0"), ("high3", "highest")],
     "version": [],

@@ -102,6 +102,7 @@ async def train_step(run: TrainingRun) -> None:
         groups=groups,
         samples=batch.samples,
         advantages=batch.advantages,
+        entropies=batch.entropies,
         newest_version=newest_version,
         policy_version=newest_version,
         engine=metrics | batch.metrics,

@@ -42,6 +42,8 @@ class Prepared:
     """One per surviving trajectory, by group and sample."""
     advantages: list[float]
     """[S] mean advantage over the sampled tokens of each."""
+    entropies: list[FloatArray] | None = None
+    """[S][T] entropy at each trained token, nats, where the learner computed log-probabilities."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Numbers of what the filters left out, and what the corrections came to."""
 
@@ -116,6 +118,7 @@ class _Batch:
         self._scored = [scored for group in groups for scored in group.survivors]
         self._metrics: dict[str, float] = {}
         self._values: list[FloatArray] | None = None
+        self._entropies: list[FloatArray] | None = None
         self._penalties: list[FloatArray] | None = None
         self._greedy = [group.greedy for group in groups if group.greedy is not None]
         self._credit_masks = [self._credit_mask(scored) for scored in self._scored]
@@ -154,7 +157,9 @@ class _Batch:
             masks = [mask | s.loss_mask for mask, s in zip(self._credit_masks, asked, strict=True)]
             asked = [replace(s, loss_mask=mask) for s, mask in zip(asked, masks, strict=True)]
         if config.needs_learner_logprobs:
-            self._take_learner_logprobs(engine.token_logprobs(asked))
+            found = engine.predictions(asked)
+            self._entropies = [one.entropies for one in found]
+            self._take_learner_logprobs([one.logprobs for one in found])
         if config.kl == "reward":
             self._take_penalties(engine.token_logprobs(asked, "reference"))
         if config.has_critic:
@@ -331,7 +336,7 @@ class _Batch:
             float(advantages[scored.trajectory.trained_mask()].mean())
             for scored, advantages in zip(self._scored, result.advantages, strict=True)
         ]
-        return Prepared(self._samples, means, self._metrics)
+        return Prepared(self._samples, means, self._entropies, self._metrics)
 
 
 class _Row(NamedTuple):

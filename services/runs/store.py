@@ -57,7 +57,10 @@ FLAT = {
 and every other one may be None where that was not measured."""
 NESTED = ("components", "tools")
 """Columns that go with them: rewards by component, and the tools called, each once."""
-ARRAYS = ("token_ids", "action_mask", "rollout_logprobs", "learner_logprobs", "advantages")
+ARRAYS = (
+    *("token_ids", "action_mask", "rollout_logprobs"),
+    *("learner_logprobs", "entropies", "advantages"),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +76,8 @@ class Tokens:
     learner_logprobs: npt.NDArray[np.float32] | None = None
     """[T] the same by the learner before the step, 0.0 where it was not asked; None where the
     objective did not need it. The ratio is exp(learner - rollout)."""
+    entropies: npt.NDArray[np.float32] | None = None
+    """[T] entropy of what each was drawn from, nats, where the learner was asked; None as above."""
     advantages: npt.NDArray[np.float32] | None = None
     """[T] advantage of each token; None for what was not trained on."""
 
@@ -322,8 +327,8 @@ def _parquet_row(stored: StoredTrajectory, evaluation: str | None) -> dict[str, 
 
 def _stored(one: Any) -> StoredTrajectory:
     """Return the only row of a table or batch."""
-    arrays = {}
-    for name in ARRAYS:
+    arrays: dict[str, Any] = dict.fromkeys(ARRAYS)
+    for name in set(ARRAYS) & set(one.schema.names):  # older versions stored fewer
         value = one.column(name)[0]
         arrays[name] = value.values.to_numpy(zero_copy_only=False) if value.is_valid else None
     record = from_json(one.column("record")[0].as_py())

@@ -8,6 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+import numpy as np
+import numpy.typing as npt
+
 from agent_r1.learner.collector import RolloutCollector
 from agent_r1.learner.engine.interface import TrainSample
 from agent_r1.learner.groups import Group, staleness
@@ -36,6 +39,8 @@ class StepReport:
     """What the engine was given of each surviving trajectory, by group and sample."""
     advantages: Sequence[float]
     """Mean advantage of each surviving trajectory, by group and sample."""
+    entropies: Sequence[npt.NDArray[np.float32]] | None
+    """[T] of each; see `Prepared.entropies`."""
     newest_version: int
     """Version of the weights that the batch was trained on."""
     policy_version: int
@@ -85,14 +90,18 @@ def stored_step(
         limit: most of each of the two kinds; None: all.
     """
     survivors = [scored for group in report.groups for scored in group.survivors]
-    trained = zip(survivors, report.samples, report.advantages, strict=True)
-    for scored, sample, advantage in islice(trained, limit):
+    entropies = report.entropies or [None] * len(survivors)
+    trained = zip(survivors, report.samples, report.advantages, entropies, strict=True)
+    for scored, sample, advantage, of_tokens in islice(trained, limit):
         trajectory, age = scored.trajectory, staleness(scored.trajectory, report.newest_version)
         record = readable(
             scored, step=report.step, advantage=advantage, trained=True, staleness=age
         )
         tokens = Tokens.of(
-            trajectory, learner_logprobs=sample.old_logprobs, advantages=sample.advantages
+            trajectory,
+            learner_logprobs=sample.old_logprobs,
+            entropies=of_tokens,
+            advantages=sample.advantages,
         )
         yield StoredTrajectory(record, tokens)
     for scored in islice(failures, limit):

@@ -240,6 +240,7 @@ async def test_long_turns_are_cut_and_go_on_at_the_next_page(
         ("logprob", {"read", "mid"}, "-0.500, p = 0.607"),
         ("advantage", {"read", "high3"}, "advantage 0.5"),
         ("version", {"read", "v0"}, "version 7"),
+        ("entropy", {"read", "high1"}, "entropy 0.250"),
         # exp(-0.25 - -0.5) = 1.284 lies between 1.25 and 2
         ("ratio", {"read", "high2"}, "ratio 1.284"),
     ],
@@ -250,7 +251,7 @@ async def test_tokens_have_the_colour_that_is_chosen(
     one = sample(0, 0, 1.0, policy_version=7)
     assert one.tokens is not None
     learner = np.where(one.tokens.action_mask, -0.25, 0.0).astype(np.float32)
-    tokens = replace(one.tokens, learner_logprobs=learner)
+    tokens = replace(one.tokens, learner_logprobs=learner, entropies=-learner)
     store.write("step_000001", [StoredTrajectory(one.record, tokens)])
     found = await page(browser, f"{ONE}?colour={colour}")
     spans = [

@@ -12,7 +12,7 @@ from agent_r1.learner.algorithms import ADVANTAGES
 from agent_r1.learner.algorithms.advantages import AdvantageBatch, Advantages
 from agent_r1.learner.algorithms.advantages.gae import Gae
 from agent_r1.learner.config import LearnerConfig
-from agent_r1.learner.engine.interface import FloatArray, Model, TrainSample
+from agent_r1.learner.engine.interface import FloatArray, Model, Predictions, TrainSample
 from agent_r1.learner.groups import Group, Slot, failure_reason, staleness, total_reward
 from agent_r1.learner.objective import PRESETS
 from agent_r1.learner.stop_rules import RunFailedError
@@ -97,6 +97,9 @@ class Scorer:
         value = self._logprobs[model]
         return [np.where(s.loss_mask, value, 0.0).astype(np.float32) for s in samples]
 
+    def predictions(self, samples: Sequence[TrainSample]) -> list[Predictions]:
+        return [Predictions(one, 0.5 * np.abs(one)) for one in self.token_logprobs(samples)]
+
     def token_values(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
         masks = [s.value_mask for s in samples]
         return [np.where(m, self._value, 0.0).astype(np.float32) for m in masks if m is not None]
@@ -109,7 +112,10 @@ def build(group: Group, scorer: Scorer | None = None, **keys: Any) -> Prepared:
 
 def test_the_mask_ablation_trains_and_credits_tool_text():
     group = pair(two_turns(0, 1.0), two_turns(1, 0.0))
-    sample = build(group, Scorer(policy=-2.0), loss_mask=False, advantage_mask=False).samples[0]
+    prepared = build(group, Scorer(policy=-2.0), loss_mask=False, advantage_mask=False)
+    sample = prepared.samples[0]
+    assert prepared.entropies is not None
+    assert prepared.entropies[0].tolist() == [0.0, 0.0, *[1.0] * 6]
     assert sample.loss_mask.tolist() == [False, False, *[True] * 6]
     # rewards 1, 0: 0.5 / sqrt(1/2) on every token after the prompt
     assert sample.advantages[2:] == pytest.approx([0.70711] * 6, abs=1e-4)

@@ -51,6 +51,7 @@ def test_a_trajectory_comes_back_with_every_token(folder: Path):
         for back in (whole.tokens, file.read(number).tokens):
             assert back is not None
             assert back.learner_logprobs is None
+            assert back.entropies is None
             for name in ("token_ids", "action_mask", "rollout_logprobs", "advantages"):
                 written, read = getattr(one.tokens, name), getattr(back, name)
                 assert read.dtype == written.dtype
