@@ -98,7 +98,7 @@ class Scorer:
         return [np.where(s.loss_mask, value, 0.0).astype(np.float32) for s in samples]
 
     def predictions(self, samples: Sequence[TrainSample]) -> list[Predictions]:
-        return [Predictions(one, 0.5 * np.abs(one)) for one in self.token_logprobs(samples)]
+        return [Predictions(one, abs(one)) for one in self.token_logprobs(samples)]
 
     def token_values(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
         masks = [s.value_mask for s in samples]
@@ -115,7 +115,7 @@ def test_the_mask_ablation_trains_and_credits_tool_text():
     prepared = build(group, Scorer(policy=-2.0), loss_mask=False, advantage_mask=False)
     sample = prepared.samples[0]
     assert prepared.entropies is not None
-    assert prepared.entropies[0].tolist() == [0.0, 0.0, *[1.0] * 6]
+    assert prepared.entropies[0].tolist() == [0.0, 0.0, *[2.0] * 6]
     assert sample.loss_mask.tolist() == [False, False, *[True] * 6]
     # rewards 1, 0: 0.5 / sqrt(1/2) on every token after the prompt
     assert sample.advantages[2:] == pytest.approx([0.70711] * 6, abs=1e-4)
