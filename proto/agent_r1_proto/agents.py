@@ -89,7 +89,7 @@ class AttemptReport(StrictMessage):
     exit: Literal["ok", "failed", "given_back"] = "ok"
     """`failed` is the agent's fault and is scored; an attempt that is given back is made again."""
     answer: Annotated[str, Field(max_length=MAX_OUTPUT_CHARS)] | None = None
-    reward: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    reward: Annotated[float, Field(allow_inf_nan=False, strict=True)] | None = None
     """What its own tests gave; read by the reward component `reported`."""
     output: Annotated[str, Field(max_length=MAX_OUTPUT_CHARS)] = ""
     error: Annotated[str, Field(max_length=1000)] = ""

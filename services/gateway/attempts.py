@@ -166,14 +166,19 @@ class AgentAttempts:
         """Open a session with a tool, once for all calls that wait for it."""
         opening = session.opening.get(tool)
         if opening is None:
-            context = session.rollout.task.tool_context
-            opening = asyncio.create_task(
-                self.tools.open_session(tool, session.session_id, context)
-            )
+            opening = asyncio.create_task(self._open_session(session, tool))
             session.opening[tool] = opening
             opening.add_done_callback(lambda _: session.opening.pop(tool))
         await asyncio.wait([opening])  # which goes on for the others where this call is cancelled
         opening.result()
+
+    async def _open_session(self, session: AgentSession, tool: str) -> None:
+        """Open a session with a tool; close it where nobody is left who would."""
+        context = session.rollout.task.tool_context
+        await self.tools.open_session(tool, session.session_id, context)
+        session.tools[tool] = self.tools.holder(tool, session.session_id)
+        if session.is_closed:
+            await self.tools.close_session(tool, session.session_id)
 
     async def run(self, rollout: RolloutTask) -> Trajectory:
         """Make one attempt, or go on with one that another gateway has begun.

@@ -89,8 +89,10 @@ class AgentConfig(AgentSettings):
             names = ", ".join(sorted(one.removesuffix(".toml") for one in files if ".toml" in one))
             raise ValueError(f"known ({name!r:.80}) is none of {names}; set command instead")
         known = tomllib.loads(file.read_text(encoding="utf-8"))
-        env = {**known.get("env", {}), **(given.get("env") or {})}
-        return {**known, **given, "env": env}
+        own = given.get("env") or {}
+        if isinstance(own, dict):
+            own = {**known.get("env", {}), **own}
+        return {**known, **given, "env": own}
 
     def service_settings(self) -> dict[str, Any]:
         """Return the settings of the tool that runs agents."""

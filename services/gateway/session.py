@@ -120,7 +120,7 @@ class AgentSession:
         self._tool_calls = 0
         self._tries = 0
         self._in_flight = 0
-        self._is_closed = False
+        self.is_closed = False
 
     # -- opening and closing ---------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class AgentSession:
         Args:
             over: how the attempt ended; None where another gateway goes on with it.
         """
-        self._is_closed = True
+        self.is_closed = True
         self.over = over or self.over
 
     def _restore(self, event: log.Event) -> None:
@@ -333,13 +333,13 @@ class AgentSession:
         Raises:
             WireError: the session has ended, or used a limit.
         """
-        if self._is_closed and self.over is None:
+        if self.is_closed and self.over is None:
             raise WireError(
                 "unavailable",
                 "the session goes on at another gateway; send the request again",
                 retry_after_s=1.0,
             )
-        if self._is_closed:
+        if self.is_closed:
             raise WireError("ended", "the session has ended, and its agent is to stop")
         rules = self._rules
         used = sum(len(turn.prompt) + len(turn.token_ids) for turn in self.forest.turns)

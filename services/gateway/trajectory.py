@@ -2,7 +2,7 @@
 
 attempts.py asks at the end of an attempt. Every token that was sampled is in the trajectory once:
 trained, or in a lineage that says why it is not. The main lineage stands first, since rewards are
-about its turns; it is the one with the most turns, the first of equals.
+about its turns.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ QUOTED_CHARS = 20
 """A summary has so many characters at least; shorter answers are repeated by chance."""
 CONSTRAINED = "constrained"
 """The request forced what was written."""
-_NUMBERED = re.compile(r"\S*\d\S*")
-"""Words that have digits: clocks, counts and versions, which change from call to call."""
+_WORD = re.compile(r"\S+")
 
 
 @dataclass(frozen=True)
@@ -101,15 +100,19 @@ def _excluded(turn: TurnNode, answers: list[TurnNode], credit: Credit, main: int
 
 
 def main_lineage(turns: Iterable[TurnNode], credit: Credit) -> int:
-    """Return the number of the lineage with the most turns that the agent had, the first of equals.
+    """Return the number of the agent's lineage: the first that begins with tools, since others do
+    so for it; where none has tools, that with the most turns, the first of equals.
 
-    Answers to one history count once. Turns that it had not count where it had none, and side calls
-    where there is nothing else.
+    Counted are turns that the agent had, answers to one history once. Turns that it had not count
+    where it had none, and side calls where there is nothing else.
     """
     sampled = [turn for turn in turns if turn.token_ids]
     work = [turn for turn in sampled if not credit.is_side_call(turn)] or sampled
-    had = [turn for turn in work if turn.delivered]
-    asked = {(turn.lineage, turn.asked) for turn in had or work}
+    had = [turn for turn in work if turn.delivered] or work
+    with_tools = (turn.lineage for turn in had if root_of(turn).offered)
+    if (first := next(with_tools, None)) is not None:
+        return first
+    asked = {(turn.lineage, turn.asked) for turn in had}
     counts = Counter(lineage for lineage, _ in asked)
     return min(counts, key=lambda lineage: (-counts[lineage], lineage), default=0)
 
@@ -163,7 +166,12 @@ def _is_same_agent(one: TurnNode, other: TurnNode) -> bool:
 
 
 def _lines(turn: TurnNode) -> list[str]:
-    return _NUMBERED.sub("0", turn.instructions).split("\n")
+    """Return its instructions without words that have digits: clocks, counts and versions."""
+    return _WORD.sub(_without_digits, turn.instructions).split("\n")
+
+
+def _without_digits(word: re.Match[str]) -> str:
+    return "0" if any(map(str.isdigit, word[0])) else word[0]
 
 
 def _summary(turn: TurnNode) -> str:

@@ -59,7 +59,12 @@ def redis_memory_problem(
     need = worst_case_redis_bytes(learner, evaluation, max_context, max_segments)
     if need <= limit_bytes:
         return None
-    segments = f"env.max_turns {max_segments} segments of " if max_segments > 1 else ""
+    segments = ""
+    if max_segments > 1:
+        segments = (
+            f"{max_segments} segments (env.max_turns; of agents agent.max_session_tokens / "
+            "model.max_context) of "
+        )
     return (
         f"{limit_name} ({limit_bytes / MIB:.0f} MiB) must hold the worst case in flight, "
         f"{need / MIB:.0f} MiB: (learner.max_staleness {learner.max_staleness} + 1) x "

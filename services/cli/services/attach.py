@@ -17,6 +17,7 @@ import shlex
 import shutil
 import signal
 import socket
+import stat
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -57,6 +58,7 @@ REQUEST_TIMEOUT_S = 10.0
 END_S = 10.0
 """Time that a command has between SIGTERM and SIGKILL."""
 REPORT_FILE = "report.json"
+MAX_REPORT_BYTES = 8 << 20
 REPORTED = ("answer", "reward", "artefacts")
 """What a command may write to it."""
 
@@ -202,7 +204,7 @@ class Attacher:
             self._say_away(f"{type(exc).__name__}: {exc}")
             await asyncio.sleep(RETRY_S)
             return None
-        if answer.status_code in (502, 503, 504):
+        if answer.status_code >= 500 or answer.status_code in (408, 429):
             self._say_away(f"HTTP {answer.status_code}")
             await asyncio.sleep(RETRY_S)
             return None
@@ -242,6 +244,9 @@ class Attacher:
         except httpx.TransportError as exc:
             logger.warning("what came of an attempt is lost attempt=%s error=%r", name, exc)
             return
+        if answer.status_code in (413, 422) and report.exit != "failed":
+            why = f"its report was refused: HTTP {answer.status_code} {answer.text:.300}"
+            await self._report(name, AttemptReport(exit="failed", error=why))
         level = logging.INFO if answer.is_success else logging.WARNING
         logger.log(
             level,
@@ -319,7 +324,9 @@ class Attacher:
         """Return what a command came to."""
         output = ""
         try:
-            output = (folder / "output").read_text(encoding="utf-8", errors="replace")
+            with (folder / "output").open("rb") as file:
+                file.seek(max(file.seek(0, os.SEEK_END) - 4 * MAX_OUTPUT_CHARS, 0))
+                output = file.read().decode("utf-8", "replace")
             return self._result(folder, output[-MAX_OUTPUT_CHARS:], code, was_over=was_over)
         except OSError as exc:  # the command may do what it likes with its folder
             error = f"AGENT_R1_REPORT and the output cannot be read: {exc}"
@@ -334,12 +341,12 @@ class Attacher:
             error = f"{shlex.join(self.program):.300}: exit status {code}"
             return AttemptReport(exit="failed", output=output, error=error)
         try:
-            text = (folder / REPORT_FILE).read_text(encoding="utf-8", errors="replace")
+            text = _read_file(folder / REPORT_FILE)
         except FileNotFoundError:
             return AttemptReport(answer=output.strip(), output=output)
         try:
             report = _read_report(text)
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             return AttemptReport(exit="failed", output=output, error=f"AGENT_R1_REPORT: {exc}")
         return report.model_copy(update={"output": output})
 
@@ -357,11 +364,30 @@ def _read_report(text: str) -> AttemptReport:
             raise ValueError(f"{extra[0]!r:.50} is not told there; {', '.join(REPORTED)} are")
         if isinstance(answer := given.get("answer"), str):
             given["answer"] = answer[:MAX_OUTPUT_CHARS]
+        if isinstance(files := given.get("artefacts"), dict):
+            given["artefacts"] = {k: str(v)[:MAX_OUTPUT_CHARS] for k, v in files.items()}
     try:
-        return AttemptReport.model_validate(told)
+        report = AttemptReport.model_validate(told)
     except ValidationError as exc:
         problem = "; ".join(f"{e['loc']}: {e['msg']}" for e in exc.errors()[:3])
         raise ValueError(problem[:900]) from exc
+    report.model_dump_json()  # half a surrogate pair is no text
+    return report
+
+
+def _read_file(path: Path) -> str:
+    """Return the text of a file, which may be whatever a program makes of it.
+
+    Raises:
+        OSError: it is none, or cannot be read.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"{path.name} is no ordinary file")
+        data = file.read(MAX_REPORT_BYTES + 1)
+    if len(data) > MAX_REPORT_BYTES:
+        raise OSError(f"{path.name} has more than {MAX_REPORT_BYTES} bytes")
+    return data.decode("utf-8", "replace")
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

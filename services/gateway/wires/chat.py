@@ -19,7 +19,7 @@ from pydantic import ConfigDict, Field, JsonValue
 
 from agent_r1.gateway.speech import Speaker, Speech
 from agent_r1.gateway.wire import Asked, Begun, Ended, ErrorKind, Said, Session, Sessions, WireError
-from agent_r1.gateway.wires.history import read_arguments, read_tool
+from agent_r1.gateway.wires.history import check_calls, read_arguments, read_tool
 from agent_r1.gateway.wires.http import (
     Answer,
     AnswerResponse,
@@ -235,8 +235,8 @@ def _read_message(index: int, given: dict[str, JsonValue]) -> ChatMessage:
             fields["tool_calls"] = [_read_call(call) for call in calls]
         message = ChatMessage.model_validate(fields)
         message.text()  # refuses images
-        if message.tool_calls:  # JSON in JSON, in which half a surrogate pair comes in
-            message.shown().encode()
+        if message.tool_calls:
+            check_calls(message)
     except (ValueError, RecursionError) as exc:
         refuse(where := f"messages.{index}", f"{where}: {problem_of(exc)}", exc)
     return message

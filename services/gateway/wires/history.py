@@ -21,6 +21,8 @@ from agent_r1_proto.tools import ToolSpec
 
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Parts of a content that are text, and their fields that have it."""
+MAX_NESTING = 64
+"""Most lists and objects of a call's arguments that stand in each other."""
 
 
 @dataclass
@@ -51,7 +53,7 @@ class _Draft:
                 tool_calls=[MessageCall.model_validate(call) for call in self.calls],
                 tool_call_id=self.answers,
             )
-            message.shown().encode()  # JSON in JSON, in which half a surrogate pair comes in
+            check_calls(message)
         except (ValueError, RecursionError) as exc:
             refuse(self.where, f"{self.where}: {problem_of(exc)}", exc)
         return message
@@ -151,6 +153,24 @@ class History:
         return None
 
 
+def check_calls(message: ChatMessage) -> None:
+    """Check what stands as JSON in JSON in a message of the assistant.
+
+    Raises:
+        ValueError: half a surrogate pair came in that way, or what is nested deeper than a journal
+            is read.
+    """
+    message.shown().encode()
+    left: list[tuple[JsonValue, int]] = [(call.arguments, 0) for call in message.tool_calls]
+    while left:
+        value, depth = left.pop()
+        if depth > MAX_NESTING:
+            raise ValueError(f"arguments are nested deeper than {MAX_NESTING}; send flatter JSON")
+        if isinstance(value, dict | list):
+            inner = value.values() if isinstance(value, dict) else value
+            left += [(one, depth + 1) for one in inner]
+
+
 def read_texts(where: str, content: JsonValue) -> list[str]:
     """Return the texts of a content: a string, or a list of parts.
 
@@ -166,8 +186,8 @@ def read_texts(where: str, content: JsonValue) -> list[str]:
 
 def _read_text(where: str, part: JsonValue) -> str:
     part = table(where, part)
-    kind = part.get("type")
-    text = part.get(_TEXTS.get(str(kind), ""))
+    kind = str(part.get("type"))
+    text = part.get(_TEXTS.get(kind, ""))
     if not isinstance(text, str):
         if kind in _TEXTS:
             refuse(where, f"{where}: the part of type {kind} has no text; send one")

@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 WRITE_TIMEOUT_S = 60.0
 """How long a client may take to read what was written, before its connection is given up."""
+MAX_NOTED = 100
+"""Names of what is ignored that are logged."""
 STREAM_TYPE = "text/event-stream; charset=utf-8"
 STATUSES: Mapping[ErrorKind, int] = {
     "invalid_request": 400,
@@ -143,19 +145,23 @@ def retries_of(request: Request) -> int:
     return int(retries) if retries.isdecimal() and len(retries) < 4 else 0
 
 
+def _note(names: set[str], noted: set[str], text: str) -> None:
+    """Log names that a client has sent, each once; of the first ones, since it may send any."""
+    for name in {f"{name:.40}" for name in names} - noted:
+        if len(noted) < MAX_NOTED:
+            noted.add(name)
+            logger.warning(text, name)
+
+
 def note_overruled(body: WireRequest, noted: set[str]) -> None:
     """Log parameters that are the task's, each once; `noted` has those that were logged."""
-    for name in body.overruled() - noted:
-        noted.add(name)
-        logger.warning("parameter of an agent is the task's, so it is ignored name=%s", name)
+    _note(body.overruled(), noted, "parameter of an agent is the task's, so it is ignored name=%s")
 
 
 def note_ignored(body: HostedToolsRequest, noted: set[str]) -> None:
     """Log what of a request is ignored, each once."""
     note_overruled(body, noted)
-    for kind in body.hosted() - noted:
-        noted.add(kind)
-        logger.warning("tool that a provider would run is not offered type=%s", kind)
+    _note(body.hosted(), noted, "tool that a provider would run is not offered type=%s")
 
 
 def refuse(param: str, message: str, cause: Exception | None = None) -> NoReturn:

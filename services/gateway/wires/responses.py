@@ -153,7 +153,8 @@ class ResponsesRequest(HostedToolsRequest):
             refuse("include", f"include names {_LOGPROBS}, which Chat Completions alone has here")
         history = History()
         if self.previous_response_id:
-            kept = session.dialogue(turn_id_in(self.previous_response_id))
+            is_answer = self.previous_response_id.startswith("resp_")
+            kept = session.dialogue(turn_id_in(self.previous_response_id)) if is_answer else None
             kept = kept or _refuse_unknown(_PREVIOUS, self.previous_response_id)
             history.extend(_since_compaction(kept))
         for i, item in enumerate(items):

@@ -7,6 +7,7 @@ Errors have the form of Chat Completions.
 
 from __future__ import annotations
 
+import json
 from typing import Protocol, TypeVar
 
 from fastapi import FastAPI, Request
@@ -54,9 +55,12 @@ def add_tools(app: FastAPI, sessions: ToolSessions[S]) -> None:
         session = await sessions.find(session_id, key_of(request))
         request.state.session = session
         try:
-            arguments = _ARGUMENTS.validate_json(await request.body())
+            arguments = _ARGUMENTS.validate_json(await request.body(), strict=True)
+            json.dumps(arguments, allow_nan=False)  # which JSON has no numbers for
         except ValidationError as exc:
             problem = f"the body is no JSON object of arguments: {exc.errors()[0]['msg']}"
             raise WireError("invalid_request", problem) from exc
+        except (ValueError, RecursionError) as exc:
+            raise WireError("invalid_request", f"the body is no JSON: {exc}") from exc
         result = await sessions.call_tool(session, name, arguments)
         return JSONResponse({"status": result.status, "text": result.text()})

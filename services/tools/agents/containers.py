@@ -246,7 +246,7 @@ def make_container(
     return Container(
         name=f"agent-r1-{secrets.token_hex(8)}",
         labels={
-            HOST: socket.gethostname(),
+            HOST: host_name(),
             PROCESS: _process(os.getpid()),
             UNTIL: str(math.ceil(time.time() + order["timeout_s"] + 2 * STOP_GRACE_S)),
         },
@@ -268,6 +268,8 @@ def read_report(settings: AgentSettings, why: str, code: int, output: bytes, err
     """
     printed, mark, line = output.rpartition(f"\n{_MARK} ".encode())
     if not mark:
+        if why == "ended" and code == 0:  # only the script's report ends so
+            return {"lost": "the log of the container has no report"}
         printed, line = output, b""
     word, *fields = line.decode("ascii", "replace").split() or [str(code)]
     if why == "ended" and word == "timeout":
@@ -308,11 +310,16 @@ def _wait_status(code: int) -> int:
 
 def is_orphan(labels: Mapping[str, str]) -> bool:
     """Tell whether the service that started a container has gone, or must have removed it."""
-    if labels.get(HOST) == socket.gethostname():
+    if labels.get(HOST) == host_name():
         process = labels.get(PROCESS, "")
         if process != _process(int(process.partition("-")[0] or 0)):
             return True
     return float(labels.get(UNTIL, "inf")) < time.time()
+
+
+def host_name() -> str:
+    """Return what names the machine, and those of its processes that this one sees."""
+    return f"{socket.gethostname()}-{Path('/proc/self/ns/pid').stat().st_ino}"
 
 
 def _process(pid: int) -> str:

@@ -72,6 +72,9 @@ def _judge(settings: AgentSettings, report: Json, result: dict[str, str]) -> tup
         return "ok", ""
     if code == -signal.SIGXCPU:
         return "failed", f"the agent used more than {settings.cpu_s:g} s of CPU; raise agent.cpu_s"
-    how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+    how = f"exit status {code}"
+    if code < 0:  # Linux has numbers of signals that have no name
+        named = -code in set(signal.Signals)
+        how = f"ended by {signal.Signals(-code).name if named else f'signal {-code}'}"
     last_line = report["errors"].rstrip().rpartition("\n")[2].strip()
     return "failed", result.get("error") or last_line or how

@@ -237,7 +237,7 @@ def test_the_worst_case_in_flight_must_fit_the_memory_of_redis(folder: Path):
     of_run = config.learner, config.evaluation, config.model.max_context, config.max_segments
     assert worst_case_redis_bytes(*of_run) == (2 * 64 * 32 + 512) * (16_384 + 20 * 512 * 5)
     text = problems(folder, *options, segments, "redis.maxmemory_mb=128")
-    assert "trajectories of env.max_turns 5 segments of model.max_context 512 tokens" in text
+    assert "model.max_context) of model.max_context 512 tokens" in text
 
 
 def test_the_learner_asks_for_the_memory_that_the_check_before_the_run_asked_for(folder: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -59,6 +60,8 @@ async def test_tools_are_listed_and_answer(client: httpx.AsyncClient):
         ({"url": "/tools/shout", "json": {}}, 400, "offered: search"),
         ({"url": "/tools/search", "content": b"[1"}, 400, "no JSON object of arguments"),
         ({"url": "/tools/search", "content": b"[1]"}, 400, "no JSON object of arguments"),
+        ({"url": "/tools/search", "content": b'{"q": NaN}'}, 400, "is no JSON"),
+        ({"url": "/tools/search", "content": b'{"q": 1e999}'}, 400, "is no JSON"),
         ({"url": "/tools/search", "json": {}, "headers": {"authorization": ""}}, 401, "this key"),
         ({"url": "/nothing", "json": {}}, 404, "POST /tools/NAME"),
     ],
@@ -96,6 +99,67 @@ class FaultySessions(Sessions):
 
     async def call_tool(self, session: Any, name: str, arguments: dict[str, Any]) -> ToolResult:
         raise self.session.error
+
+
+DEEP = '{"a": ' + "[" * 200 + "]" * 200 + "}"
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("responses", {"input": [{"role": "user", "content": [{"type": []}]}]}),
+        ("responses", {"input": [{"role": "user", "content": [{"type": {}}]}]}),
+        ("messages", {"messages": [{"role": "user", "content": [{"type": []}]}], "max_tokens": 9}),
+        ("messages", {"messages": [], "system": [{"type": {}}], "max_tokens": 9}),
+        (
+            "responses",
+            {
+                "input": [
+                    {"type": "function_call", "call_id": "c", "name": "f", "arguments": DEEP},
+                    {"type": "function_call_output", "call_id": "c", "output": "x"},
+                ]
+            },
+        ),
+        (
+            "chat/completions",
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": DEEP}}],
+                    },
+                    {"role": "tool", "tool_call_id": "c", "content": "x"},
+                ]
+            },
+        ),
+        (
+            "messages",
+            {
+                "max_tokens": 9,
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "content": [
+                            {"type": "tool_use", "id": "c", "name": "f", "input": json.loads(DEEP)}
+                        ],
+                    },
+                    {"role": "user", "content": "x"},
+                ],
+            },
+        ),
+    ],
+)
+async def test_what_cannot_be_shown_or_kept_is_refused_and_no_fault_of_ours(
+    route: str, body: dict[str, Any]
+):
+    session: Any = FaultySession(RuntimeError("it was asked"))
+    app = create_wire(FaultySessions(session))  # type: ignore[arg-type]
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app, raise_app_exceptions=False),
+        base_url="http://gateway/sessions/one/v1",
+    ) as client:
+        answer = await client.post(f"/{route}", json={"model": "policy", **body})
+    assert (answer.status_code, session.faults) == (400, []), answer.text
 
 
 SAID = [{"role": "user", "content": "q"}]

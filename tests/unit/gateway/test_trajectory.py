@@ -9,6 +9,7 @@ import pytest
 from agent_r1.gateway.attempts import _outcome
 from agent_r1.gateway.journal import AttemptEnded
 from agent_r1.gateway.metrics import GatewayMetrics
+from agent_r1.gateway.session import SessionRules
 from agent_r1.gateway.trajectory import Credit, last_main_turn
 from agent_r1.text.chat_format import ChatFormat
 from agent_r1_proto.agents import AgentEnd
@@ -198,6 +199,48 @@ async def test_an_agent_that_sums_up_is_known_by_its_tools_and_by_instructions_b
     await client.ask(*history, told, result(told, "p"), tools=(TOOL,))
     client.trajectory()
     assert {turn.lineage for turn in client.session.forest.turns} == {0}
+
+
+async def test_the_agent_is_who_began_however_much_others_work_for_it(
+    chat: ChatFormat, end_id: int
+):
+    final = "<answer>Paris</answer>"
+    client = await open_client(chat, end_id, "A title", SEARCH, SEARCH, "on", "Rome", final)
+    await client.ask(user("Name this: who?"))
+    boss = [system("You delegate."), user("who?")]
+    told = (await client.ask(*boss, tools=(TOOL,))).message
+    work = [system("You look things up."), user("look")]
+    first = (await client.ask(*work, tools=(TOOL,))).message
+    work += [first, result(first, "p")]
+    second = (await client.ask(*work, tools=(TOOL,))).message
+    await client.ask(*work, second, user("go on"), tools=(TOOL,))
+    await client.ask(*boss, told, result(told, "Rome"), tools=(TOOL,))
+    trajectory = client.trajectory(credit=Credit("main"))
+    captured(client, trajectory)
+    assert [turn.text for turn in trajectory.trained_turns()] == [SEARCH, final]
+    last = last_main_turn(client.session, Credit())
+    assert last is not None
+    assert last.number == 5
+
+
+async def test_a_second_summary_is_gone_on_with_too(chat: ChatFormat, end_id: int):
+    summaries = [f"Summary {i}: Ada was looked for and not found." for i in ("one", "two")]
+    client = await open_client(chat, end_id, SEARCH, summaries[0], SEARCH, summaries[1], ANSWER)
+    for summary in ("", *summaries):
+        history = [system("You look things up."), user(f"who? {summary}")]
+        told = (await client.ask(*history, tools=(TOOL,))).message
+        if told.tool_calls:
+            await client.ask(*history, told, result(told, "p"), user("Sum up."), tools=(TOOL,))
+    client.trajectory()
+    assert {turn.lineage for turn in client.session.forest.turns} == {0}
+
+
+async def test_instructions_without_a_space_hold_nobody_up(chat: ChatFormat, end_id: int):
+    rules = SessionRules(max_context=1 << 20)
+    client = await open_client(chat, end_id, SEARCH, ANSWER, rules=rules)
+    for question in ("who?", "and who?"):  # in quadratic time this takes minutes
+        await client.ask(system("-" * 100_000 + "1"), user(question), tools=(TOOL,))
+    assert len(client.trajectory().lineages) == 2
 
 
 @pytest.mark.parametrize("agents", ["all", "main"])

@@ -36,6 +36,7 @@ from agent_r1.tools.agents.containers import (
     PROCESS,
     UNTIL,
     ContainerRunner,
+    host_name,
     is_orphan,
     make_container,
     make_engine,
@@ -316,12 +317,23 @@ async def test_an_attempt_that_is_cancelled_while_it_is_created_leaves_nothing()
 
 
 async def test_containers_of_a_dead_service_are_removed_and_those_of_others_are_not():
-    mine, other = {HOST: socket.gethostname(), PROCESS: "0-1"}, {HOST: "other", PROCESS: "0-1"}
+    mine, other = {HOST: host_name(), PROCESS: "0-1"}, {HOST: "other", PROCESS: "0-1"}
     fake = FakeDocker()
     for name, labels in (("a", mine), ("b", other)):
         fake.containers[name] = {"Labels": {**labels, "agent-r1/attempt": name}}
     async with started(fake):
         assert list(fake.containers) == ["b"]
+
+
+def test_a_service_that_sees_other_processes_judges_none_of_them():
+    labels = {HOST: f"{socket.gethostname()}-1", PROCESS: "0-1"}  # as two containers of one host
+    assert not is_orphan(labels)
+    assert is_orphan(labels | {UNTIL: "1.0"})
+
+
+def test_a_log_without_the_report_of_its_script_is_a_loss_and_no_success():
+    report = read_report(make_settings(), "ended", 0, b"the end of a report that was rotated", b"")
+    assert report == {"lost": "the log of the container has no report"}
 
 
 def test_a_container_is_an_orphan_once_its_process_or_its_time_is_over():

@@ -125,6 +125,12 @@ def test_the_answer_comes_from_where_the_table_says():
     assert describe_end(message, said).answer is None
 
 
+@pytest.mark.parametrize("number", [9, 33, 40, 63])
+def test_a_signal_without_a_name_ends_an_agent_like_any_other(number: int):
+    end = describe_end(PROGRAM, report(status=number))
+    assert (end.exit, end.error[:9]) == ("failed", "ended by ")
+
+
 @contextlib.asynccontextmanager
 async def offered(agents: attached.AttachedAgents) -> AsyncIterator[asyncio.Task[ToolResult]]:
     """Offer an attempt."""

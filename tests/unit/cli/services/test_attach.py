@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from agent_r1.cli.services.attach import _find_program, _read_report
+from agent_r1.cli.services.attach import (
+    MAX_REPORT_BYTES,
+    _find_program,
+    _read_file,
+    _read_report,
+)
 from agent_r1.config.sources import ConfigError
 from agent_r1_proto.agents import MAX_OUTPUT_CHARS
 
@@ -33,6 +39,22 @@ def test_a_long_answer_is_cut_and_keeps_its_reward():
     assert (len(report.answer or ""), report.reward) == (MAX_OUTPUT_CHARS, 1.0)
 
 
+def test_long_artefacts_are_cut_and_keep_the_reward():
+    report = _read_report(json.dumps({"artefacts": {"a": "x" * 9_000_000}, "reward": 0.5}))
+    assert (len(report.artefacts["a"]), report.reward) == (MAX_OUTPUT_CHARS, 0.5)
+
+
+def test_only_an_ordinary_file_of_its_size_is_read(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="no ordinary file"):
+        _read_file(tmp_path / "pipe")
+    (tmp_path / "long").write_bytes(b"x" * (MAX_REPORT_BYTES + 1))
+    with pytest.raises(OSError, match="has more than"):
+        _read_file(tmp_path / "long")
+    (tmp_path / "text").write_bytes(b"\xff!")
+    assert _read_file(tmp_path / "text") == "\ufffd!"
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -41,6 +63,9 @@ def test_a_long_answer_is_cut_and_keeps_its_reward():
         ('{"exit": "given_back"}', "'exit' is not told there; answer, reward, artefacts are"),
         ('{"reward": "much"}', "reward"),
         ('{"answer": 3}', "answer"),
+        ('{"reward": true}', "reward"),
+        ('{"reward": "1"}', "reward"),
+        ('{"artefacts": {"a": "\\ud800"}}', "surrogate"),
     ],
 )
 def test_a_report_that_is_none_says_why(text: str, problem: str):
