@@ -27,6 +27,9 @@ from agent_r1_proto.parts import shown_text
 from agent_r1_proto.tasks import ChatMessage
 from agent_r1_proto.trajectory import ToolCallRecord, VersionSpan
 
+TELLING_CHARS = 20
+"""A shorter answer is repeated by chance."""
+
 
 @dataclass(eq=False)
 class TurnNode:
@@ -148,8 +151,8 @@ class Forest:
         """Turns by the history that they answer."""
         self._said: dict[str, list[TurnNode]] = {}
         """Turns by the history that ends with their answer."""
-        self._texts: dict[tuple[int, str], list[TurnNode]] = {}
-        """Turns by lineage and what they said."""
+        self._texts: dict[str, list[TurnNode]] = {}
+        """Turns by what they said."""
         self._roots: dict[str, int] = {}
         """Lineages by what was said before their first answer, without system messages."""
         self.changed_texts = 0
@@ -170,7 +173,10 @@ class Forest:
         roots = self._roots_of(asked)
         known = [self._roots[root] for root in roots if root in self._roots]
         new = 1 + max(self._roots.values(), default=-1)
-        lineage = parent.lineage if parent else next(iter(known), new)
+        if parent is not None:
+            lineage = parent.lineage
+        else:
+            lineage = next(iter(known), self._lineage_that_said(asked, new))
         own = self._own(asked, digests, lineage)
         is_continued = parent is not None
         equals = self._asked.get(digests[-1], [])
@@ -197,6 +203,16 @@ class Forest:
         head = itertools.takewhile(lambda message: message.role == "system", asked.messages)
         return "\n".join(self._lasting(message) for message in head)
 
+    def _lineage_that_said(self, asked: Asked, new: int) -> int:
+        """Return the lineage of the last answer in a history whose beginning nobody knows: a client
+        may send only the end of it. `new` where no answer is known, or it may be a coincidence."""
+        for message in reversed(asked.messages):
+            if message.role == "assistant" and len(message.shown()) >= TELLING_CHARS:
+                turns = self._texts.get(_spoken_key(message), [])
+                if turns:
+                    return turns[-1].lineage
+        return new
+
     def _own(self, asked: Asked, digests: Sequence[str], lineage: int) -> dict[int, TurnNode]:
         own: dict[int, TurnNode] = {}
         for i, message in enumerate(asked.messages):
@@ -204,7 +220,9 @@ class Forest:
                 continue
             turn = self._by_id(asked, i)
             same = self._said.get(digests[i + 1])
-            same = same or self._texts.get((lineage, _spoken_key(message)))
+            if not same:
+                spoken = self._texts.get(_spoken_key(message), [])
+                same = [turn for turn in spoken if turn.lineage == lineage]
             if turn is not None or same:
                 own[i] = turn or _best(same or ())
         return own
@@ -380,7 +398,7 @@ class Forest:
         same.append(turn)
         for key in {_turn_key(turn), _turn_key(same[0])}:
             self._said.setdefault(_digest(turn.asked, key), []).append(turn)
-        self._texts.setdefault((turn.lineage, _spoken_key(said)), []).append(turn)
+        self._texts.setdefault(_spoken_key(said), []).append(turn)
 
 
 def _best(turns: Sequence[TurnNode]) -> TurnNode:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import JsonValue
 
-from agent_r1.gateway.forest import TurnNode
+from agent_r1.gateway.forest import TELLING_CHARS, TurnNode
 from agent_r1.gateway.session import AgentSession
 from agent_r1.text.chat_format import ChatFormat
 from agent_r1.text.tokens import Generation, Interaction
@@ -29,8 +29,6 @@ BRANCH = "branch_not_gone_on_with"
 """Another answer to the same history was gone on with, or came later."""
 SIDE_CALL = "side_call"
 """Named by `agent.side_calls`, or with `agent.credit = "main"` not of the main lineage."""
-QUOTED_CHARS = 20
-"""A summary has so many characters at least; shorter answers are repeated by chance."""
 CONSTRAINED = "constrained"
 """The request forced what was written."""
 _WORD = re.compile(r"\S+")
@@ -176,7 +174,7 @@ def _without_digits(word: re.Match[str]) -> str:
 
 def _summary(turn: TurnNode) -> str:
     text = "" if turn.said is None else shown_text(turn.said.content).strip()
-    return text if len(text) >= QUOTED_CHARS else ""
+    return text if len(text) >= TELLING_CHARS else ""
 
 
 def last_main_turn(session: AgentSession, credit: Credit) -> TurnNode | None:

@@ -223,6 +223,19 @@ async def test_the_agent_is_who_began_however_much_others_work_for_it(
     assert last.number == 5
 
 
+async def test_an_agent_that_sends_the_end_of_its_history_stays_one(chat: ChatFormat, end_id: int):
+    script = [f"Step {i} is done, and all is well." for i in range(4)]
+    client = await open_client(chat, end_id, *script, "<answer>Ada</answer>")
+    history = [user("who?")]
+    for i in range(5):
+        told = (await client.ask(system("You answer."), *history[-3:])).message
+        history += [told, user(f"go on {i}")]
+    trajectory = client.trajectory(credit=Credit("main"))
+    captured(client, trajectory)
+    assert [turn.text for turn in trajectory.trained_turns()] == [*script, "<answer>Ada</answer>"]
+    assert trajectory.lineages == []
+
+
 async def test_a_second_summary_is_gone_on_with_too(chat: ChatFormat, end_id: int):
     summaries = [f"Summary {i}: Ada was looked for and not found." for i in ("one", "two")]
     client = await open_client(chat, end_id, SEARCH, summaries[0], SEARCH, summaries[1], ANSWER)
