@@ -165,9 +165,9 @@ class Forest:
         digests = self._digests(asked)
         parent, first_new = None, 0
         for i in reversed(range(len(asked.messages))):
-            found = self._said.get(digests[i + 1])
+            named = self._by_id(asked, i)
+            found = _heard(self._said.get(digests[i + 1], []), asked.messages[i], named)
             if found:
-                named = self._by_id(asked, i)
                 parent, first_new = named if named in found else _best(found), i + 1
                 break
         roots = self._roots_of(asked)
@@ -223,6 +223,7 @@ class Forest:
             if not same:
                 spoken = self._texts.get(_spoken_key(message), [])
                 same = [turn for turn in spoken if turn.lineage == lineage]
+            same = _heard(same, message, turn)
             if turn is not None or same:
                 own[i] = turn or _best(same or ())
         return own
@@ -399,6 +400,14 @@ class Forest:
         for key in {_turn_key(turn), _turn_key(same[0])}:
             self._said.setdefault(_digest(turn.asked, key), []).append(turn)
         self._texts.setdefault(_spoken_key(said), []).append(turn)
+
+
+def _heard(
+    turns: Sequence[TurnNode], message: ChatMessage, named: TurnNode | None
+) -> list[TurnNode]:
+    """Return which of the turns that say what a message says the client has had; an empty message
+    is no sign of it, since clients write some themselves."""
+    return [turn for turn in turns if turn.delivered or turn is named or message.shown()]
 
 
 def _best(turns: Sequence[TurnNode]) -> TurnNode:

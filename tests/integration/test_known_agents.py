@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.redis, pytest.mark.slow]
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = REPOSITORY / "build" / "npm" / "node_modules"
 MINI = REPOSITORY / "build" / "mini"
-SHELL_AGENT = REPOSITORY / "tests" / "support" / "shell_agent.py"
+SHELL_AGENT = REPOSITORY / "examples" / "any_agent" / "shell_agent.py"
 REPORT = os.environ.get("AGENTS_REPORT")
 MAX_CONTEXT = 500_000
 """A token is a letter here, and the instructions of some programs are long."""

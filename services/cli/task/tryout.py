@@ -240,8 +240,8 @@ def warnings(groups: Sequence[Group], *, calls_tools: bool) -> Iterator[str]:
     calls = [c for one in results if one.scored for c in one.scored.trajectory.calls()]
     if calls_tools and not calls:
         yield (
-            "the model made no tool call; say in env.system_prompt, or in the prompt of your agent, "
-            "when to call and how, or warm the model up with `agent-r1 sft`"
+            "the model made no tool call; say in env.system_prompt, or in the prompt of your "
+            "agent, when to call and how, or warm the model up with `agent-r1 sft`"
         )
     elif calls and all(call.status == "malformed" for call in calls):
         yield (

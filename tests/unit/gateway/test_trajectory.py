@@ -13,6 +13,7 @@ from agent_r1.gateway.session import SessionRules
 from agent_r1.gateway.trajectory import Credit, last_main_turn
 from agent_r1.text.chat_format import ChatFormat
 from agent_r1_proto.agents import AgentEnd
+from agent_r1_proto.tasks import ChatMessage
 from agent_r1_proto.tools import ToolSpec
 from tests.support.fakes import (
     FORGETFUL_TEMPLATE,
@@ -234,6 +235,19 @@ async def test_an_agent_that_sends_the_end_of_its_history_stays_one(chat: ChatFo
     captured(client, trajectory)
     assert [turn.text for turn in trajectory.trained_turns()] == [*script, "<answer>Ada</answer>"]
     assert trajectory.lineages == []
+
+
+async def test_an_empty_answer_of_the_clients_own_is_not_one_that_it_never_had(
+    chat: ChatFormat, end_id: int
+):
+    client = await open_client(chat, end_id, "<think>so long</think>", "end")
+    await client.ask(user("who?"), deliver=False)
+    empty = ChatMessage(role="assistant", content="")
+    await client.ask(user("who?"), empty, user("please answer"))
+    trajectory = client.trajectory()
+    captured(client, trajectory)
+    assert [turn.text for turn in trajectory.trained_turns()] == ["end"]
+    assert "so long" not in chat.decode(client.servers.requests[-1].token_ids)
 
 
 async def test_a_second_summary_is_gone_on_with_too(chat: ChatFormat, end_id: int):
