@@ -320,6 +320,10 @@ def learner_parts(
     if not on_gpu:
         kept_on_machine = host_parts(config, size, critic, page_locked=False)
         return [*parts, *kept_on_machine, cpu_buffers(table, dtype)]
+    if config.learner.transport == "collective" and config.learner.collective_backend == "ipc":
+        # The next version is copied before the one before is let go.
+        copies = 2 * size.weights * value_bytes(dtype)
+        parts.append(Part("versions for the server (ipc)", copies))
     parts.append(Part("fragments", FRAGMENTS * total(parts)))
     return [*parts, Part(OUTSIDE, CUDA + (NCCL if table.ranks > 1 else 0))]
 

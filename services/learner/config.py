@@ -269,9 +269,9 @@ class LearnerConfig(ObjectiveConfig):
     collective_backend: Backend = "gloo"
     """Library that sends weights with transport = "collective". gloo sends from host memory to host
     memory. nccl sends from GPU to GPU, where the learner and every server have their own, and takes
-    about 0.5 GB of each server's first. ipc is for servers on the learner's GPU, which map a copy
-    of the weights that the learner keeps there. Only gloo has been run; nccl and ipc are written
-    for GPUs."""
+    about 0.5 GB of each server's first. ipc is for a server on the learner's GPU, which maps a
+    copy of the weights that the learner keeps there; two copies lie there for a moment. nccl has
+    not been run."""
     push: Literal["dense", "delta"] = "dense"
     """Form of what servers pull with transport = "http". `delta`: those that hold the version
     before pull what has changed since, without loss; in bfloat16 that is a small part."""

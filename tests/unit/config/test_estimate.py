@@ -151,6 +151,21 @@ def test_a_gpu_holds_cuda_and_fragments_too():
     assert plain[-2].size == pytest.approx(FRAGMENTS * total(plain[:-2]))
 
 
+def test_backend_ipc_keeps_copies_of_the_weights_on_the_gpu():
+    model = {"dtype": "bfloat16"}
+    engine = {"device": "cuda", "max_tokens_per_microbatch": 100}
+    sent = {"transport": "collective"}
+    mapped = {**sent, "collective_backend": "ipc"}
+    plain, copied = (
+        total(
+            learner_parts(config(model=model, engine=engine, learner=way), SIZE, None, on_gpu=True)
+        )
+        for way in (sent, mapped)
+    )
+    # 1000 weights of 2 bytes: the version that is held, and the next one beside it.
+    assert copied - plain == pytest.approx(2 * 2000 * (1 + FRAGMENTS))
+
+
 def test_checkpointing_keeps_the_inputs_of_the_layers_and_one_layer():
     model = ModelConfig(path="none")
     kept = {}
