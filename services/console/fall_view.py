@@ -1,0 +1,228 @@
+"""Why the score of a run fell: its folder --> spans and scores --> runs/falls.py --> `Fall`.
+
+Reads `metrics.jsonl`, and of the stored trajectories only the files of the two spans. fall_pages.py
+shows it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from agent_r1.config.run import Config
+from agent_r1.console.series import RunMetrics
+from agent_r1.evaluation.statistics import Estimate, paired_difference
+from agent_r1.learner.weights.canary import MEAN_DLOGP
+from agent_r1.reward.components import ASKING
+from agent_r1.runs.falls import (
+    WIDTHS,
+    Case,
+    Change,
+    Explanation,
+    Span,
+    compare_spans,
+    explain,
+    find_fall,
+)
+from agent_r1.runs.store import StoredFile, stored_files
+
+REWARD = "reward"
+MOST_FILES = 40
+"""Most steps of a span whose trajectories are read, evenly spaced."""
+MOST_CASES = 1500
+"""Most trajectories of a span, as many of each step."""
+DEFAULT_WIDTH = 10
+"""Steps of a span of which only the first is chosen."""
+FEWEST_TASKS = 5
+"""Tasks on both sides from which their paired difference is shown."""
+DRIFT = 10.0
+"""Growth of the difference of log-probabilities from which weights are taken to have changed."""
+KEPT = 16
+
+
+@dataclass(frozen=True)
+class Fall:
+    """What a score did, and what explains it."""
+
+    changes: list[Change]
+    """Every score over the spans that are shown; the chosen one first."""
+    was_looked_for: bool
+    """Whether the spans are those of the biggest fall; else the reader has chosen them."""
+    explanation: Explanation | None
+    """Of the chosen score; None without trajectories on both sides."""
+    same_tasks: tuple[int, Estimate] | None
+    """Tasks that stand on both sides, and how their score changed."""
+
+    @property
+    def change(self) -> Change:
+        """The chosen score."""
+        return self.changes[0]
+
+    @property
+    def fell(self) -> bool:
+        """Whether more than chance is seen; otherwise nothing is named."""
+        return self.change.fell
+
+    @property
+    def named(self) -> list[str]:
+        """What explains the fall, the greatest part first, as "kind: name"."""
+        parts = [] if self.explanation is None or not self.fell else self.explanation.parts
+        return [f"{part.kind}: {part.name}" for part in parts if part.is_named]
+
+
+def role_of(score: str, config: Config | None) -> str:
+    """Say what a score is for a run: the sum, trained on, learned, the truth."""
+    if config is None or score == REWARD:
+        return "what is trained on" if score == REWARD else ""
+    weight = config.reward.measured().get(score, 0.0)
+    texts = [f"weight {weight:g}" if weight else "measured only"]
+    texts += ["learned"] if score in ASKING else []
+    texts += ["score of evaluations"] if score == config.evaluation.score else []
+    return ", ".join(texts)
+
+
+def scores_of(metrics: RunMetrics, config: Config | None) -> dict[str, str]:
+    """Return the scores that a run has measured, with the names of their metrics."""
+    components = [] if config is None else config.reward.measured()
+    found = {REWARD: "reward/mean", **{name: f"reward/{name}" for name in components}}
+    return {score: metric for score, metric in found.items() if metric in metrics.names}
+
+
+def read_fall(
+    folder: Path, metrics: RunMetrics, config: Config | None, score: str, after: Span | None
+) -> Fall | None:
+    """Return what a score did and why; None before there are enough steps.
+
+    Args:
+        folder: of the run.
+        metrics: of the run.
+        config: of the run; None where it cannot be read.
+        score: that is asked about; "": the score of evaluations if a component fell that is one,
+            otherwise what fell most.
+        after: span that is compared with as many steps before it; None: the biggest fall is looked
+            for.
+
+    Raises:
+        ValueError: the run has not measured that score, or stored trajectories are damaged.
+    """
+    known = scores_of(metrics, config)
+    if score and score not in known:
+        raise ValueError(
+            f"{score!r} is no score of this run; choose one of {', '.join(known) or 'none'}"
+        )
+    change = _chosen(metrics, known, config, score, after)
+    if change is None:
+        return None
+    others = (
+        compare_spans(
+            one, metrics.steps, metrics.column(metric), change.before, change.after, len(known)
+        )
+        for one, metric in known.items()
+        if one != change.score
+    )
+    cases = list(_cases(folder, metrics, config, change))
+    return Fall(
+        changes=[change, *filter(None, others)],
+        was_looked_for=after is None,
+        explanation=explain(cases, change.score),
+        same_tasks=_same_tasks(cases, change.score),
+    )
+
+
+def _chosen(
+    metrics: RunMetrics, known: dict[str, str], config: Config | None, score: str, after: Span | None
+) -> Change | None:
+    found: dict[str, Change] = {}
+    for one, metric in known.items():
+        values = metrics.column(metric)
+        if score not in ("", one):
+            continue
+        if after is None:
+            change = find_fall(one, metrics.steps, values, len(known))
+        else:
+            before = 2 * after[0] - after[1] - 1, after[0] - 1
+            change = compare_spans(one, metrics.steps, values, before, after, len(known))
+        if change is not None:
+            found[one] = change
+    truth = found.get(config.evaluation.score) if config is not None else None
+    if truth is not None and truth.score != REWARD and truth.fell:
+        return truth
+    return min(found.values(), key=_depth, default=None)
+
+
+def _depth(change: Change) -> float:
+    """Return how deep a fall is for its noise: the bound of its interval over its width."""
+    return change.high / max(change.high - change.low, 1e-12)
+
+
+def span_from(metrics: RunMetrics, first: int, last: int | None) -> Span:
+    """Return the span that begins at a step; without an end it has DEFAULT_WIDTH steps.
+
+    Raises:
+        ValueError: it ends before it begins.
+    """
+    if last is not None and last < first:
+        raise ValueError(f"the span ends at step {last}, before step {first}; choose a later end")
+    newest = int(metrics.steps[-1]) if metrics.steps.size else first
+    return first, min(first + DEFAULT_WIDTH - 1, max(newest, first)) if last is None else last
+
+
+def _cases(
+    folder: Path, metrics: RunMetrics, config: Config | None, change: Change
+) -> Iterator[Case]:
+    bad = _bad_weights(metrics, config, change.before)
+    files = stored_files(folder)
+    for is_after, (first, last) in enumerate((change.before, change.after)):
+        own = [file for file in files if file.step is not None and first <= file.step <= last]
+        some = own[:: math.ceil(len(own) / MOST_FILES) or 1]
+        for file in some:
+            yield from islice(_cases_of(file, bool(is_after), bad), MOST_CASES // len(some))
+
+
+def _cases_of(file: StoredFile, is_after: bool, bad: dict[tuple[str, int], str]) -> Iterator[Case]:
+    try:
+        for row, record in enumerate(file.records()):
+            if not record.get("trained", True):
+                continue
+            version = (record.get("policy_versions") or [-1])[-1]
+            weights = bad.get(("version", version)) or bad.get(("step", record["step"]), "fine")
+            yield Case(record, is_after, (file.path.name, row), weights)
+    except FileNotFoundError:
+        return  # the learner has removed it since
+
+
+def _bad_weights(
+    metrics: RunMetrics, config: Config | None, before: Span
+) -> dict[tuple[str, int], str]:
+    """Return what is wrong with weights, by version (the canary) or by step (what was trained)."""
+    if config is None:
+        return {}
+    dtype = config.model.dtype
+    bound = config.learner.canary_mean_dlogp or MEAN_DLOGP[dtype]
+    floor = np.nan_to_num(metrics.column("canary/floor"))
+    limit = bound if dtype == "float32" else np.maximum(bound, config.learner.canary_fail_factor * floor)
+    steps, drift = metrics.steps, metrics.column("logprob/abs_diff_mean")
+    warned = metrics.column("canary/dlogp_mean") > limit
+    usual = drift[(steps >= before[0]) & (steps <= before[1]) & np.isfinite(drift)]
+    jumped = drift > max(bound, DRIFT * float(np.median(usual))) if usual.size else drift > np.inf
+    found = {("step", int(step)): "log-probabilities differ" for step in steps[jumped]}
+    versions = metrics.column("policy/version")[warned]
+    return found | {("version", int(v)): "the canary warned" for v in versions if np.isfinite(v)}
+
+
+def _same_tasks(cases: list[Case], score: str) -> tuple[int, Estimate] | None:
+    sides: list[dict[str, list[float]]] = [{}, {}]
+    for case in cases:
+        if (value := case.score(score)) is not None:
+            sides[case.is_after].setdefault(str(case.record["task_id"]), []).append(value)
+    both = sorted(sides[0].keys() & sides[1].keys())
+    if len(both) < FEWEST_TASKS:
+        return None
+    means = [[float(np.mean(side[task])) for task in both] for side in sides]
+    return len(both), paired_difference(*means, resamples=2000)

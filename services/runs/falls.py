@@ -1,0 +1,502 @@
+"""Falls of a score: two spans of steps --> whether it fell, and what part each change explains.
+
+console/fall_view.py brings the numbers of the steps and the records of the trajectories. Pure.
+
+What a change explains is the product of two measured numbers, summed over its kinds of
+trajectories: how much more often a kind occurs after than before, and how much lower its score is
+than that of others in the same span (Oaxaca and Blinder). A slower tool that answers as well thus
+explains nothing. Changes are taken in the order in which one causes another: tasks, weights, tools,
+reward components, endings, lengths; each explains what those before it have left. The parts and the
+rest add up to the fall.
+
+Dimension key: S = steps, N = trajectories of both spans, C = groups of samples, K = columns, L =
+changes, R = resamples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from agent_r1.runs.store import TOOL_FAILURES, flat_row
+
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+Span = tuple[int, int]
+"""First and last step, both included."""
+
+WIDTHS = (5, 10, 20, 40)
+"""Lengths of the spans in which a fall is looked for, in steps."""
+LEVEL = 0.95
+RESAMPLES = 400
+SEED = 0
+LEAST_SHIFT = 0.02
+"""Least change of a share of trajectories that is looked into."""
+LEAST_PART = 0.02
+"""Least share of the fall that a change explains; below it is only listed."""
+MOST_KINDS = 8
+"""Most values of a change that are told apart, and least trajectories of each."""
+EXAMPLES = 3
+SAME_TEXT = 0.2
+"""Share of a tool's results from which an equal text is no accident."""
+DEFECT, TIME, NEUTRAL = 1e-3, 0.1, 10.0
+"""Ridge penalties, in trajectories. They decide only what no trajectory can tell, because all of
+one span differ from all of the other: a failure then explains the fall, and a mere change, such as
+a version, does not."""
+ORDER = ("tasks", "weights", "tool", "component", "ending", "length")
+"""Kinds of changes, causes before their effects."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A score over two spans."""
+
+    score: str
+    before: Span
+    after: Span
+    means: tuple[float, float]
+    """Means of the steps before and after."""
+    low: float
+    high: float
+    """Interval of after minus before (Welch, over steps); wider where several were looked at."""
+
+    @property
+    def mean(self) -> float:
+        """After minus before."""
+        return self.means[1] - self.means[0]
+
+    @property
+    def fell(self) -> bool:
+        """Whether the interval lies below 0."""
+        return self.high < 0.0
+
+
+def compare_spans(
+    score: str, steps_S: Floats, values_S: Floats, before: Span, after: Span, looks: int
+) -> Change | None:
+    """Compare a score in two spans; None where one has fewer than two steps that measured it.
+
+    Args:
+        score: its name.
+        steps_S: [S] learner steps.
+        values_S: [S] their mean score; NaN where it was not measured.
+        before: a span.
+        after: another one.
+        looks: comparisons among which this one was chosen (Bonferroni).
+    """
+    sides = [_within(steps_S, values_S, span) for span in (before, after)]
+    if min(map(len, sides)) < 2:
+        return None
+    means = [float(side.mean()) for side in sides]
+    errors = [float(side.var(ddof=1)) / len(side) for side in sides]
+    spread = math.sqrt(sum(errors))
+    parts = sum(e * e / (len(side) - 1) for e, side in zip(errors, sides, strict=True))
+    freedom = spread**4 / parts if parts else 1.0
+    margin = t_quantile(1 - (1 - LEVEL) / 2 / looks, freedom) * spread
+    change = means[1] - means[0]
+    return Change(score, before, after, (means[0], means[1]), change - margin, change + margin)
+
+
+def _within(steps_S: Floats, values_S: Floats, span: Span) -> Floats:
+    return values_S[(steps_S >= span[0]) & (steps_S <= span[1]) & np.isfinite(values_S)]
+
+
+def find_fall(score: str, steps_S: Floats, values_S: Floats, scores: int = 1) -> Change | None:
+    """Return the change whose interval lies lowest: the fall that is least likely chance.
+
+    Its interval holds for all places and lengths that are looked at, and for all scores.
+
+    Args:
+        score: its name.
+        steps_S: [S] learner steps, ascending.
+        values_S: [S] their mean score; NaN where it was not measured.
+        scores: among which the reader, or the page, chooses.
+    """
+    known_S = steps_S[np.isfinite(values_S)]
+    places = [(w, at) for w in WIDTHS for at in range(w, len(known_S) - w + 1)]
+    found: list[Change] = []
+    for width, at in places:
+        before = int(known_S[at - width]), int(known_S[at - 1])
+        after = int(known_S[at]), int(known_S[at + width - 1])
+        change = compare_spans(score, steps_S, values_S, before, after, scores * len(places))
+        found += [] if change is None else [change]
+    return min(found, key=lambda one: one.high, default=None)
+
+
+def t_quantile(share: float, freedom: float) -> float:
+    """Return the quantile of Student's t by its expansion around the normal one.
+
+    Source: Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 26.7.5.
+    """
+    z = NormalDist().inv_cdf(share)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / freedom ** (i + 1) for i, term in enumerate(terms))
+
+
+# What may have changed
+
+
+@dataclass(frozen=True)
+class Case:
+    """One trajectory of a span."""
+
+    record: Mapping[str, Any]
+    """As record.py makes it."""
+    is_after: bool
+    place: tuple[str, int]
+    """File and row, by which it is found again."""
+    weights: str = "fine"
+    """What is known of the weights that sampled it; "fine" is nothing bad."""
+
+    @property
+    def cluster(self) -> tuple[bool, int, object]:
+        """Samples of one group: they have the task in common, so that they are not independent."""
+        return self.is_after, self.record["step"], self.record["group_id"]
+
+    def score(self, name: str) -> float | None:
+        """Return its reward, or a component of it."""
+        reward = self.record.get("reward") or {}
+        return reward.get("total") if name == "reward" else reward.get("components", {}).get(name)
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Something in which trajectories differ: a column for each value but the usual one."""
+
+    kind: str
+    """Of ORDER."""
+    name: str
+    columns: Mapping[str, Mask]
+    """[N] trajectories that have a value, by value."""
+    penalty: float = NEUTRAL
+    control: str | None = None
+    """Value whose column only makes the others comparable, and explains nothing."""
+
+    def keys(self) -> list[tuple[str, str]]:
+        """Return the columns by name."""
+        return [(self.name, value) for value in self.columns]
+
+    def counted(self) -> list[str]:
+        """Return the values that explain something."""
+        return [value for value in self.columns if value != self.control]
+
+
+def factors(cases: Sequence[Case], score: str) -> list[Factor]:
+    """Return all in which the trajectories of two spans may differ, for what a score did."""
+    after_N = np.array([case.is_after for case in cases])
+    found = [*_of_tasks(cases), ("weights", "weights", [c.weights for c in cases], DEFECT, None)]
+    found += [*_of_tools(cases), *_of_components(cases, score, after_N), *_of_behaviour(cases)]
+    made = [
+        Factor(kind, name, _columns(values, after_N), penalty, control)
+        for kind, name, values, penalty, control in found
+    ]
+    return [one for one in made if _shift(one, after_N) >= LEAST_SHIFT]
+
+
+_Values = tuple[str, str, Sequence[str], float, str | None]
+
+
+def _shift(factor: Factor, after_N: Mask) -> float:
+    columns = [factor.columns[value] for value in factor.counted()]
+    return max((abs(c[after_N].mean() - c[~after_N].mean()) for c in columns), default=0.0)
+
+
+def _columns(values: Sequence[str], after_N: Mask) -> dict[str, Mask]:
+    """Return a column for each value but the most frequent one before; rare ones together."""
+    counts = Counter(values)
+    common = {v for v, count in counts.most_common(MOST_KINDS) if count >= MOST_KINDS}
+    merged = np.array([value if value in common else "other" for value in values], dtype=object)
+    usual = Counter(merged[~after_N]).most_common(1)[0][0]
+    return {str(v): merged == v for v in sorted(set(merged)) if v != usual}
+
+
+def _binned(values: Sequence[float | None]) -> list[str]:
+    """Return which quarter of all values each is in."""
+    known = [value for value in values if value is not None]
+    edges = np.unique(np.quantile(known, [0.25, 0.5, 0.75])) if known else np.empty(0)
+    texts = [f"{edge:.4g}" for edge in edges]
+    between = [f"{a} to {b}" for a, b in zip(texts, texts[1:], strict=False)]
+    names = [f"up to {texts[0]}", *between, f"above {texts[-1]}"] if texts else []
+    return ["-" if v is None else names[int(np.searchsorted(edges, v))] for v in values]
+
+
+def _of_tasks(cases: Sequence[Case]) -> Iterator[_Values]:
+    """Yield the fields of the tasks, and how long the prompts are."""
+    tables = [case.record["metadata"] for case in cases]
+    for name in dict.fromkeys(key for table in tables for key in table):
+        values = [str(table.get(name)) for table in tables]
+        if 1 < len(set(values)) <= len(cases) / MOST_KINDS:  # else it is a name of each
+            yield "tasks", name, values, NEUTRAL, None
+    lengths = [case.record.get("prompt_length") for case in cases]
+    yield "tasks", "tokens of the prompt", _binned(lengths), NEUTRAL, None
+
+
+def _of_tools(cases: Sequence[Case]) -> Iterator[_Values]:
+    """Yield of each tool: what became of its calls, and of the good ones version, time, length."""
+    calls = [[c for turn in case.record["turns"] for c in turn["calls"]] for case in cases]
+    for tool in sorted({call["tool"] for some in calls for call in some if call["tool"]}):
+        own = [[call for call in some if call["tool"] == tool] for some in calls]
+        repeated = _repeated(call for some in own for call in some)
+        endings = [[_ending(call, repeated) for call in some] for some in own]
+        good = [
+            [c for c, end in zip(some, of_it, strict=True) if end == "fine"]
+            for some, of_it in zip(own, endings, strict=True)
+        ]
+        worst = [min(of_it, key=_BADNESS.__getitem__, default=NOT_CALLED) for of_it in endings]
+        yield "tool", f"{tool}: result", worst, DEFECT, NOT_CALLED
+        versions = [", ".join(sorted({c.get("version", "") for c in some})) for some in good]
+        yield "tool", f"{tool}: version", _called(versions, good), NEUTRAL, NOT_CALLED
+        for what, measured in (
+            ("milliseconds", [_mean(c["latency_ms"] for c in some) for some in good]),
+            ("length of results", [_mean(len(c.get("text", "")) for c in some) for some in good]),
+        ):
+            yield "tool", f"{tool}: {what}", _called(_binned(measured), good), NEUTRAL, NOT_CALLED
+        yield "length", f"{tool}: calls", _binned([float(len(some)) for some in own]), NEUTRAL, None
+
+
+NOT_CALLED = "not called"
+_BADNESS = {"failed": 0, "empty": 1, "the same text": 2, "fine": 3}
+
+
+def _called(values: Sequence[str], good: Sequence[Sequence[object]]) -> list[str]:
+    return [v if some else NOT_CALLED for v, some in zip(values, good, strict=True)]
+
+
+def _ending(call: Mapping[str, Any], repeated: set[str]) -> str:
+    if call["status"] in TOOL_FAILURES:
+        return "failed"
+    text = call.get("text", "").strip()
+    return "the same text" if text in repeated else "fine" if text else "empty"
+
+
+def _repeated(calls: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the texts that a tool gives to many different arguments."""
+    asked: dict[str, set[str]] = {}
+    for call in calls:
+        if call["status"] == "ok":
+            asked.setdefault(call.get("text", "").strip(), set()).add(repr(call["arguments"]))
+    total = sum(map(len, asked.values()))
+    return {text for text, of_it in asked.items() if text and len(of_it) > SAME_TEXT * total > 2}
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return sum(found) / len(found) if found else None
+
+
+def _of_components(cases: Sequence[Case], score: str, after_N: Mask) -> Iterator[_Values]:
+    """Yield the components that rose: a policy may have learned them at the score's expense."""
+    if score == "reward":
+        return  # each is a part of it
+    names = {name for c in cases for name in (c.record.get("reward") or {}).get("components", {})}
+    for name in sorted(names - {score}):
+        values = [case.score(name) for case in cases]
+        known = np.array([np.nan if value is None else value for value in values])
+        if np.nanmean(known[after_N]) > np.nanmean(known[~after_N]):
+            yield "component", name, _binned(values), NEUTRAL, None
+
+
+def _of_behaviour(cases: Sequence[Case]) -> Iterator[_Values]:
+    rows = [flat_row(case.record, None) for case in cases]
+    endings = ["COMPLETED" if r["status"] == "COMPLETED" else r["reason"] for r in rows]
+    yield "ending", "ending", [str(one) for one in endings], NEUTRAL, None
+    for name, title in (("num_turns", "turns"), ("num_sampled", "sampled tokens")):
+        yield "length", title, _binned([row[name] for row in rows]), NEUTRAL, None
+
+
+# What a change explains
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one change explains of a fall."""
+
+    kind: str
+    name: str
+    value: str
+    """Value of it that explains most."""
+    shares: tuple[float, float]
+    """Trajectories with that value, before and after."""
+    mean: float
+    """Part of the fall, in units of the score."""
+    low: float
+    high: float
+    """Bootstrap over groups of samples."""
+    examples: list[tuple[str, int]]
+    """Places of trajectories after with that value, the lowest scores first."""
+
+    @property
+    def is_named(self) -> bool:
+        """Whether its interval lies above 0."""
+        return self.low > 0.0
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A fall and its parts; `fall` is `rest` plus the means of all parts."""
+
+    fall: float
+    """Mean of the trajectories before, minus that after."""
+    rest: float
+    """What no change explains: trajectories that are alike have another score."""
+    counts: tuple[int, int]
+    """Trajectories before and after."""
+    parts: list[Part] = field(default_factory=list)
+    """The largest first."""
+    others: list[tuple[str, str, float, float]] = field(default_factory=list)
+    """Changes that explain less than LEAST_PART: name, value that moved most, its shares."""
+
+
+def explain(cases: Sequence[Case], score: str) -> Explanation | None:
+    """Explain what a score did from one span to the other; None where one span has no trajectory.
+
+    Args:
+        cases: [N] trajectories of both spans; those without the score are left out.
+        score: `reward`, or a component.
+
+    Source: Oaxaca, International Economic Review 14 (1973); Blinder, Journal of Human Resources 8
+        (1973); in sequence as Gelbach, Journal of Labor Economics 34 (2016), says.
+    """
+    known = [case for case in cases if case.score(score) is not None]
+    values_N = np.array([case.score(score) for case in known], dtype=np.float64)
+    after_N = np.array([case.is_after for case in known], dtype=bool)
+    if not after_N.any() or after_N.all():
+        return None
+    fall = float(values_N[~after_N].mean() - values_N[after_N].mean())
+    model = _Model(values_N, after_N)
+    chosen, others = model.choose(factors(known, score), LEAST_PART * abs(fall))
+    parts_LR = model.resample(chosen, [case.cluster for case in known])
+    parts = [
+        _part(known, values_N, after_N, *of_it)
+        for of_it in zip(chosen, model.parts(chosen), parts_LR, strict=True)
+    ]
+    counts = int((~after_N).sum()), int(after_N.sum())
+    rest = fall - sum(part.mean for part in parts)
+    parts.sort(key=lambda part: -part.mean)
+    listed = [(one.name, *_moved(one, after_N)) for one in others]
+    return Explanation(fall, rest, counts, parts, listed)
+
+
+def _moved(factor: Factor, after_N: Mask) -> tuple[str, float, float]:
+    """Return the value whose share has changed most, and its shares before and after."""
+    shares = (
+        (value, float(factor.columns[value][~after_N].mean()), float(column[after_N].mean()))
+        for value, column in factor.columns.items()
+        if value != factor.control
+    )
+    return max(shares, key=lambda one: abs(one[2] - one[1]))
+
+
+def _part(
+    cases: Sequence[Case],
+    values_N: Floats,
+    after_N: Mask,
+    factor: Factor,
+    mean: float,
+    resampled_R: Floats,
+) -> Part:
+    value, *shares = _moved(factor, after_N)
+    tail = (1 - LEVEL) / 2 * 100
+    low, high = np.percentile(resampled_R, [tail, 100 - tail])
+    has = factor.columns[value] & after_N
+    if not has.any():  # it is the value that has gone
+        has = after_N
+    worst = np.argsort(np.where(has, values_N, np.inf), kind="stable")
+    examples = [cases[i].place for i in worst[: min(EXAMPLES, int(has.sum()))]]
+    return Part(
+        factor.kind,
+        factor.name,
+        value,
+        (shares[0], shares[1]),
+        mean,
+        float(low),
+        float(high),
+        examples,
+    )
+
+
+class _Model:
+    """Regression of a score on the span and on factors; all sums come from products of columns."""
+
+    def __init__(self, values_N: Floats, after_N: Mask) -> None:
+        self._values_N = values_N
+        self._after_N = after_N
+
+    def choose(
+        self, candidates: Sequence[Factor], least: float
+    ) -> tuple[list[Factor], list[Factor]]:
+        """Return factors in the order of ORDER, of one kind what explains most first; the rest."""
+        chosen: list[Factor] = []
+        for kind in ORDER:
+            waiting = [one for one in candidates if one.kind == kind]
+            while waiting:
+                gains = [self.parts([*chosen, one])[-1] for one in waiting]
+                best = int(np.argmax(np.abs(gains)))
+                if abs(gains[best]) < least:
+                    break
+                chosen.append(waiting.pop(best))
+        return chosen, [one for one in candidates if one not in chosen]
+
+    def parts(self, chosen: Sequence[Factor]) -> list[float]:
+        """Return what each of some factors explains beyond those before it."""
+        table = self._table(chosen)
+        return _parts_of((table.T @ table)[None], chosen)[:, 0].tolist()
+
+    def resample(self, chosen: Sequence[Factor], clusters: Sequence[object]) -> Floats:
+        """Return [L, R] what each of L factors explains, in resamples of the clusters."""
+        table = self._table(chosen)
+        names = {name: i for i, name in enumerate(dict.fromkeys(clusters))}
+        of_N = np.array([names[name] for name in clusters])
+        width = table.shape[1]
+        products_C = np.zeros((len(names), width * width))
+        for number, place in enumerate(of_N):
+            products_C[place] += np.outer(table[number], table[number]).ravel()
+        is_after_C = np.zeros(len(names), bool)
+        is_after_C[of_N[self._after_N]] = True
+        rng = np.random.default_rng(SEED)
+        counts_RC = np.zeros((RESAMPLES, len(names)))
+        for side in (np.flatnonzero(is_after_C), np.flatnonzero(~is_after_C)):
+            even = np.full(len(side), 1 / len(side))
+            counts_RC[:, side] = rng.multinomial(len(side), even, RESAMPLES)
+        return _parts_of((counts_RC @ products_C).reshape(-1, width, width), chosen)
+
+    def _table(self, chosen: Sequence[Factor]) -> Floats:
+        """Return [N, K + 1]: 1, the span, the columns of the factors, the score."""
+        columns = [column for one in chosen for column in one.columns.values()]
+        ones = np.ones_like(self._values_N)
+        return np.column_stack([ones, self._after_N, *columns, self._values_N]).astype(np.float64)
+
+
+def _parts_of(products_R: Floats, chosen: Sequence[Factor]) -> Floats:
+    """Return [L, R] what each factor explains beyond those before it.
+
+    Args:
+        products_R: [R, K + 1, K + 1] sums of the products of the columns of `_Model._table`.
+        chosen: [L] factors.
+    """
+    whole, after = products_R[:, 0], products_R[:, 1]
+    counts_after = after[:, 1:2]
+    shift = after / counts_after - (whole - after) / (whole[:, :1] - counts_after)
+    penalties, counted, ends = [1e-9, TIME], [False, False], []
+    for factor in chosen:
+        penalties += [factor.penalty] * len(factor.columns)
+        counted += [value != factor.control for value in factor.columns]
+        ends.append(len(penalties))
+    explained = [np.zeros(len(products_R))]
+    for end in ends:
+        matrix = products_R[:, :end, :end] + np.diag(penalties[:end])
+        slopes = np.linalg.solve(matrix, products_R[:, :end, -1:])[..., 0]
+        explained.append(-(shift[:, :end] * slopes)[:, counted[:end]].sum(axis=1))
+    return np.diff(explained, axis=0)
