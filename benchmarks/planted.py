@@ -74,7 +74,7 @@ train = ["{tasks}"]
 shuffle = false
 [env]
 max_turns = 4
-max_tokens_per_turn = 96
+max_tokens_per_turn = 160
 max_calls_per_turn = 1
 [tools.lookup]
 type = "bench_falls:Lookup"
@@ -194,7 +194,7 @@ class ScriptedPolicy:
         calls = dialogue.count("<tool_call>")
         think = "<think> I look.</think>"
         if self.is_late and self._plan.harmless == "longer answers":
-            think = "<think> I look" + " and look" * chance.randrange(4, 12) + ".</think>"
+            think = "<think> I look" + " and look" * chance.randrange(1, 6) + ".</think>"
         if not codes and calls < 1 + (chance.random() < 0.5) and chance.random() < 0.96:
             call = json.dumps({"name": "lookup", "arguments": {"item": item}})
             return f"{think}<tool_call>{call}</tool_call>"
@@ -290,7 +290,9 @@ async def run_plan(plan: Plan, folder: Path, redis_url: str) -> Path:
     chat = build_chat_format(config.env, str(BASE), ends, has_tools=True)
     with build_engine(spec) as engine:
         async with _tool(config) as url, _reward(config):
-            tools = {name: table.model_copy(update={"url": url}) for name, table in config.tools.items()}
+            tools = {
+                name: table.model_copy(update={"url": url}) for name, table in config.tools.items()
+            }
             settings = rollout_settings(config.model_copy(update={"tools": tools}), None)
             policy = ScriptedPolicy(plan, chat, ends[0])
             rollout = asyncio.create_task(serve_policy(policy, chat, settings))

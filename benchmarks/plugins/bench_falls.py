@@ -19,7 +19,7 @@ from agent_r1_proto.tools import ToolResult
 FLATTERY = "what a fine question"
 ERROR_SHARE = 0.03
 """Calls that fail at any time."""
-SLOW_S = 0.02
+SLOW_S = 0.12
 FAILING = {"errors": 0.75, "half": 0.5}
 """Calls that fail of a broken tool: if all did, the learner would stop."""
 SAID = {"empty": "", "same": "The index is being built."}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
@@ -21,10 +20,10 @@ from agent_r1.evaluation.statistics import Estimate, paired_difference
 from agent_r1.learner.weights.canary import MEAN_DLOGP
 from agent_r1.reward.components import ASKING
 from agent_r1.runs.falls import (
-    WIDTHS,
     Case,
     Change,
     Explanation,
+    Floats,
     Span,
     compare_spans,
     explain,
@@ -33,6 +32,7 @@ from agent_r1.runs.falls import (
 from agent_r1.runs.store import StoredFile, stored_files
 
 REWARD = "reward"
+OF_WEIGHTS = ("canary/dlogp_mean", "canary/floor", "logprob/abs_diff_mean", "policy/version")
 MOST_FILES = 40
 """Most steps of a span whose trajectories are read, evenly spaced."""
 MOST_CASES = 1500
@@ -43,7 +43,28 @@ FEWEST_TASKS = 5
 """Tasks on both sides from which their paired difference is shown."""
 DRIFT = 10.0
 """Growth of the difference of log-probabilities from which weights are taken to have changed."""
-KEPT = 16
+WARNED, DIFFER = "the canary warned", "log-probabilities differ"
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What `metrics.jsonl` has of a run that is asked why it fell."""
+
+    scores: dict[str, str]
+    """Scores that it has measured, with the names of their metrics."""
+    steps: Floats
+    """[S] learner steps."""
+    columns: dict[str, Floats]
+    """[S] values of each metric that is needed; NaN where a step has not measured it."""
+
+    @classmethod
+    def of(cls, metrics: RunMetrics, config: Config | None) -> Numbers:
+        """Copy them, so that others may read the run meanwhile."""
+        components = [] if config is None else config.reward.measured()
+        known = {REWARD: "reward/mean", **{name: f"reward/{name}" for name in components}}
+        scores = {one: metric for one, metric in known.items() if metric in metrics.names}
+        names = [*scores.values(), *OF_WEIGHTS]
+        return cls(scores, metrics.steps, {name: metrics.column(name) for name in names})
 
 
 @dataclass(frozen=True)
@@ -87,21 +108,14 @@ def role_of(score: str, config: Config | None) -> str:
     return ", ".join(texts)
 
 
-def scores_of(metrics: RunMetrics, config: Config | None) -> dict[str, str]:
-    """Return the scores that a run has measured, with the names of their metrics."""
-    components = [] if config is None else config.reward.measured()
-    found = {REWARD: "reward/mean", **{name: f"reward/{name}" for name in components}}
-    return {score: metric for score, metric in found.items() if metric in metrics.names}
-
-
 def read_fall(
-    folder: Path, metrics: RunMetrics, config: Config | None, score: str, after: Span | None
+    folder: Path, numbers: Numbers, config: Config | None, score: str, after: Span | None
 ) -> Fall | None:
     """Return what a score did and why; None before there are enough steps.
 
     Args:
         folder: of the run.
-        metrics: of the run.
+        numbers: of the run.
         config: of the run; None where it cannot be read.
         score: that is asked about; "": the score of evaluations if a component fell that is one,
             otherwise what fell most.
@@ -111,22 +125,18 @@ def read_fall(
     Raises:
         ValueError: the run has not measured that score, or stored trajectories are damaged.
     """
-    known = scores_of(metrics, config)
-    if score and score not in known:
-        raise ValueError(
-            f"{score!r} is no score of this run; choose one of {', '.join(known) or 'none'}"
-        )
-    change = _chosen(metrics, known, config, score, after)
+    if score and score not in numbers.scores:
+        known = ", ".join(numbers.scores) or "none"
+        raise ValueError(f"{score!r} is no score of this run; choose one of {known}")
+    change = _chosen(numbers, config, score, after)
     if change is None:
         return None
     others = (
-        compare_spans(
-            one, metrics.steps, metrics.column(metric), change.before, change.after, len(known)
-        )
-        for one, metric in known.items()
+        _compare(numbers, one, change.before, change.after, change.looks)
+        for one in numbers.scores
         if one != change.score
     )
-    cases = list(_cases(folder, metrics, config, change))
+    cases = list(_cases(folder, numbers, config, change))
     return Fall(
         changes=[change, *filter(None, others)],
         was_looked_for=after is None,
@@ -135,21 +145,25 @@ def read_fall(
     )
 
 
+def _compare(numbers: Numbers, score: str, before: Span, after: Span, looks: int) -> Change | None:
+    values = numbers.columns[numbers.scores[score]]
+    return compare_spans(score, numbers.steps, values, before, after, looks)
+
+
 def _chosen(
-    metrics: RunMetrics, known: dict[str, str], config: Config | None, score: str, after: Span | None
+    numbers: Numbers, config: Config | None, score: str, after: Span | None
 ) -> Change | None:
-    found: dict[str, Change] = {}
-    for one, metric in known.items():
-        values = metrics.column(metric)
+    changes: list[Change | None] = []
+    for one, metric in numbers.scores.items():
         if score not in ("", one):
             continue
         if after is None:
-            change = find_fall(one, metrics.steps, values, len(known))
+            values = numbers.columns[metric]
+            changes.append(find_fall(one, numbers.steps, values, len(numbers.scores)))
         else:
             before = 2 * after[0] - after[1] - 1, after[0] - 1
-            change = compare_spans(one, metrics.steps, values, before, after, len(known))
-        if change is not None:
-            found[one] = change
+            changes.append(_compare(numbers, one, before, after, len(numbers.scores)))
+    found = {change.score: change for change in changes if change is not None}
     truth = found.get(config.evaluation.score) if config is not None else None
     if truth is not None and truth.score != REWARD and truth.fell:
         return truth
@@ -161,7 +175,7 @@ def _depth(change: Change) -> float:
     return change.high / max(change.high - change.low, 1e-12)
 
 
-def span_from(metrics: RunMetrics, first: int, last: int | None) -> Span:
+def span_from(numbers: Numbers, first: int, last: int | None) -> Span:
     """Return the span that begins at a step; without an end it has DEFAULT_WIDTH steps.
 
     Raises:
@@ -169,14 +183,12 @@ def span_from(metrics: RunMetrics, first: int, last: int | None) -> Span:
     """
     if last is not None and last < first:
         raise ValueError(f"the span ends at step {last}, before step {first}; choose a later end")
-    newest = int(metrics.steps[-1]) if metrics.steps.size else first
+    newest = int(numbers.steps[-1]) if numbers.steps.size else first
     return first, min(first + DEFAULT_WIDTH - 1, max(newest, first)) if last is None else last
 
 
-def _cases(
-    folder: Path, metrics: RunMetrics, config: Config | None, change: Change
-) -> Iterator[Case]:
-    bad = _bad_weights(metrics, config, change.before)
+def _cases(folder: Path, numbers: Numbers, config: Config | None, change: Change) -> Iterator[Case]:
+    bad = _bad_weights(numbers, config, change.before)
     files = stored_files(folder)
     for is_after, (first, last) in enumerate((change.before, change.after)):
         own = [file for file in files if file.step is not None and first <= file.step <= last]
@@ -198,22 +210,20 @@ def _cases_of(file: StoredFile, is_after: bool, bad: dict[tuple[str, int], str])
 
 
 def _bad_weights(
-    metrics: RunMetrics, config: Config | None, before: Span
+    numbers: Numbers, config: Config | None, before: Span
 ) -> dict[tuple[str, int], str]:
     """Return what is wrong with weights, by version (the canary) or by step (what was trained)."""
     if config is None:
         return {}
-    dtype = config.model.dtype
-    bound = config.learner.canary_mean_dlogp or MEAN_DLOGP[dtype]
-    floor = np.nan_to_num(metrics.column("canary/floor"))
-    limit = bound if dtype == "float32" else np.maximum(bound, config.learner.canary_fail_factor * floor)
-    steps, drift = metrics.steps, metrics.column("logprob/abs_diff_mean")
-    warned = metrics.column("canary/dlogp_mean") > limit
-    usual = drift[(steps >= before[0]) & (steps <= before[1]) & np.isfinite(drift)]
-    jumped = drift > max(bound, DRIFT * float(np.median(usual))) if usual.size else drift > np.inf
-    found = {("step", int(step)): "log-probabilities differ" for step in steps[jumped]}
-    versions = metrics.column("policy/version")[warned]
-    return found | {("version", int(v)): "the canary warned" for v in versions if np.isfinite(v)}
+    learner, dtype = config.learner, config.model.dtype
+    readings, floors, drift, versions = (numbers.columns[name] for name in OF_WEIGHTS)
+    bound = learner.canary_mean_dlogp or MEAN_DLOGP[dtype]
+    factor = 0.0 if dtype == "float32" else learner.canary_fail_factor
+    warned = readings > np.maximum(bound, factor * np.nan_to_num(floors))
+    usual = drift[(numbers.steps >= before[0]) & (numbers.steps <= before[1]) & np.isfinite(drift)]
+    limit = max(bound, DRIFT * float(np.median(usual))) if usual.size else math.inf
+    found = {("step", int(step)): DIFFER for step in numbers.steps[drift > limit]}
+    return found | {("version", int(v)): WARNED for v in versions[warned] if np.isfinite(v)}
 
 
 def _same_tasks(cases: list[Case], score: str) -> tuple[int, Estimate] | None:

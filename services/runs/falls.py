@@ -19,6 +19,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import NormalDist
 from typing import Any
 
@@ -46,7 +47,7 @@ MOST_KINDS = 8
 EXAMPLES = 3
 SAME_TEXT = 0.2
 """Share of a tool's results from which an equal text is no accident."""
-DEFECT, TIME, NEUTRAL = 1e-3, 0.1, 10.0
+DEFECT, TIME, NEUTRAL = 1e-4, 1e-2, 1.0
 """Ridge penalties, in trajectories. They decide only what no trajectory can tell, because all of
 one span differ from all of the other: a failure then explains the fall, and a mere change, such as
 a version, does not."""
@@ -66,6 +67,8 @@ class Change:
     low: float
     high: float
     """Interval of after minus before (Welch, over steps); wider where several were looked at."""
+    looks: int
+    """How many were."""
 
     @property
     def mean(self) -> float:
@@ -101,7 +104,8 @@ def compare_spans(
     freedom = spread**4 / parts if parts else 1.0
     margin = t_quantile(1 - (1 - LEVEL) / 2 / looks, freedom) * spread
     change = means[1] - means[0]
-    return Change(score, before, after, (means[0], means[1]), change - margin, change + margin)
+    bounds = change - margin, change + margin
+    return Change(score, before, after, (means[0], means[1]), *bounds, looks)
 
 
 def _within(steps_S: Floats, values_S: Floats, span: Span) -> Floats:
@@ -205,7 +209,7 @@ def factors(cases: Sequence[Case], score: str) -> list[Factor]:
     return [one for one in made if _shift(one, after_N) >= LEAST_SHIFT]
 
 
-_Values = tuple[str, str, Sequence[str], float, str | None]
+_Values = tuple[str, str, Sequence[str | None], float, str | None]
 
 
 def _shift(factor: Factor, after_N: Mask) -> float:
@@ -213,23 +217,28 @@ def _shift(factor: Factor, after_N: Mask) -> float:
     return max((abs(c[after_N].mean() - c[~after_N].mean()) for c in columns), default=0.0)
 
 
-def _columns(values: Sequence[str], after_N: Mask) -> dict[str, Mask]:
-    """Return a column for each value but the most frequent one before; rare ones together."""
-    counts = Counter(values)
+def _columns(values: Sequence[str | None], after_N: Mask) -> dict[str, Mask]:
+    """Return a column for each value but the most frequent one before; rare ones together.
+
+    Trajectories without a value stand with the most frequent one.
+    """
+    counts = Counter(value for value in values if value is not None)
     common = {v for v, count in counts.most_common(MOST_KINDS) if count >= MOST_KINDS}
-    merged = np.array([value if value in common else "other" for value in values], dtype=object)
-    usual = Counter(merged[~after_N]).most_common(1)[0][0]
-    return {str(v): merged == v for v in sorted(set(merged)) if v != usual}
+    merged = [v if v is None or v in common else "other" for v in values]
+    before = Counter(v for v, after in zip(merged, after_N, strict=True) if v and not after)
+    usual = next((value for value, _ in before.most_common(1)), None)
+    kinds = sorted({value for value in merged if value not in (None, usual)})
+    return {kind: np.array([value == kind for value in merged]) for kind in kinds}
 
 
-def _binned(values: Sequence[float | None]) -> list[str]:
+def _binned(values: Sequence[float | None]) -> list[str | None]:
     """Return which quarter of all values each is in."""
     known = [value for value in values if value is not None]
     edges = np.unique(np.quantile(known, [0.25, 0.5, 0.75])) if known else np.empty(0)
     texts = [f"{edge:.4g}" for edge in edges]
-    between = [f"{a} to {b}" for a, b in zip(texts, texts[1:], strict=False)]
+    between = [f"{a} to {b}" for a, b in pairwise(texts)]
     names = [f"up to {texts[0]}", *between, f"above {texts[-1]}"] if texts else []
-    return ["-" if v is None else names[int(np.searchsorted(edges, v))] for v in values]
+    return [None if v is None else names[int(np.searchsorted(edges, v))] for v in values]
 
 
 def _of_tasks(cases: Sequence[Case]) -> Iterator[_Values]:
@@ -256,22 +265,20 @@ def _of_tools(cases: Sequence[Case]) -> Iterator[_Values]:
         ]
         worst = [min(of_it, key=_BADNESS.__getitem__, default=NOT_CALLED) for of_it in endings]
         yield "tool", f"{tool}: result", worst, DEFECT, NOT_CALLED
-        versions = [", ".join(sorted({c.get("version", "") for c in some})) for some in good]
-        yield "tool", f"{tool}: version", _called(versions, good), NEUTRAL, NOT_CALLED
+        versions = [
+            ", ".join(sorted({c.get("version", "") for c in some})) or None for some in good
+        ]
+        yield "tool", f"{tool}: version", versions, NEUTRAL, None
         for what, measured in (
             ("milliseconds", [_mean(c["latency_ms"] for c in some) for some in good]),
             ("length of results", [_mean(len(c.get("text", "")) for c in some) for some in good]),
         ):
-            yield "tool", f"{tool}: {what}", _called(_binned(measured), good), NEUTRAL, NOT_CALLED
+            yield "tool", f"{tool}: {what}", _binned(measured), NEUTRAL, None
         yield "length", f"{tool}: calls", _binned([float(len(some)) for some in own]), NEUTRAL, None
 
 
 NOT_CALLED = "not called"
 _BADNESS = {"failed": 0, "empty": 1, "the same text": 2, "fine": 3}
-
-
-def _called(values: Sequence[str], good: Sequence[Sequence[object]]) -> list[str]:
-    return [v if some else NOT_CALLED for v, some in zip(values, good, strict=True)]
 
 
 def _ending(call: Mapping[str, Any], repeated: set[str]) -> str:
