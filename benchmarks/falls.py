@@ -2,12 +2,12 @@
 
     make bench CASE=falls ARGS="--seeds 0 1 2 3 4 5 6 7 8 9"
 
-Trains 60 steps of 4 groups x 4 samples through every service for each seed and each cause
-(planted.py): from step 40 on a tool is broken, a component is pleased at the answers' expense, half
-of the tasks are hard, or weights are damaged on their way; or nothing is. Beside it comes a change
-that does no harm: a slower tool, a new set of equal difficulty, or longer answers. The report
-counts how often the page names what was planted first, and how often it names anything in runs
-without a fall. A run takes half a minute of CPU time; one that has finished is not trained again.
+Trains --steps steps of 4 groups x 4 samples through every service for each seed and each cause
+(planted.py): from step --at on a tool is broken, a component is pleased at the answers' expense,
+half of the tasks are hard, or weights are damaged on their way; or nothing is. Beside it comes a
+change that does no harm: a slower tool, a new set of equal difficulty, or longer answers. The
+report counts how often the page names first what was planted, and how often nothing in runs without
+a fall. A run takes half a minute of CPU time; one that has finished is not trained again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agent_r1.config.live_run import run_config
 from agent_r1.console.fall_view import Fall, Numbers, read_fall
 from agent_r1.console.series import RunMetrics
 from benchmarks.harness import OUT, Row, read_options, write_report
-from benchmarks.planted import CAUSES, HARMLESS, STEPS, Plan, run_plan
+from benchmarks.planted import CAUSES, HARMLESS, PLANTED_AT, STEPS, Plan, run_plan
 from benchmarks.processes import redis_server
 
 NAMED = {
@@ -107,15 +107,17 @@ def summarise(found: list[dict[str, Any]]) -> list[Row]:
 
 def main() -> None:
     """Train, look, and write the report."""
-    options = read_options(__doc__, seeds=tuple(range(10)), causes=CAUSES)
+    options = read_options(
+        __doc__, seeds=tuple(range(10)), causes=CAUSES, steps=STEPS, at=PLANTED_AT
+    )
     logging.disable(logging.WARNING)  # of failing calls, which are planted
     found: list[dict[str, Any]] = []
     for seed in options.seeds:
         for number, cause in enumerate(options.causes):
             harmless = HARMLESS[(seed + number) % len(HARMLESS)]
-            found.append(measure(Plan(cause, harmless, seed)))
+            found.append(measure(Plan(cause, harmless, seed, options.steps, options.at)))
             print({k: v for k, v in found[-1].items() if k != "parts"}, flush=True)
-    write_report("falls", summarise(found), steps=STEPS, runs=found)
+    write_report("falls", summarise(found), steps=options.steps, at=options.at, runs=found)
 
 
 if __name__ == "__main__":

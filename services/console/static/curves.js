@@ -99,6 +99,7 @@ function drawChart(box) {
     }
   });
   fillLegend(chart, runs, series);
+  if (runs.length) chart.why.href = whyAddress(chart);
   const data = tables.some(([x]) => x.length) ? uPlot.join(tables) : [[]];
   const shape = JSON.stringify(lines.map((line) => [line.stroke, line.dash, line.width, line.points.show]));
   if (chart.plot && chart.shape === shape) {
@@ -144,7 +145,7 @@ function makeChart(label) {
   const why = document.createElement("a");
   why.textContent = "Why did it fall?";
   section.append(title, holder, said, why, legend);
-  const chart = { section, holder, said, legend, plot: null, shape: "", isZoomed: false, pressedAt: 0 };
+  const chart = { section, holder, said, why, legend, plot: null, shape: "", isZoomed: false, pressedAt: 0 };
   for (const kind of ["focus", "pointerenter"]) why.addEventListener(kind, () => { why.href = whyAddress(chart); });
   holder.addEventListener("keydown", (event) => onKey(chart, event));
   holder.addEventListener("mousedown", (event) => { chart.pressedAt = event.clientX; });
@@ -210,8 +211,8 @@ function whyAddress(chart) {
   const run = point?.run ?? chosen("run").find((one) => one.value in latest.metrics[metric]);
   const found = new URLSearchParams({ metric });
   const { step, x = step } = latest.metrics[metric][run.value];
-  const { min, max } = chart.plot.scales.x;
-  const shown = step.filter((_, place) => chart.isZoomed && x[place] >= min && x[place] <= max);
+  const { min, max } = chart.isZoomed ? chart.plot.scales.x : {};
+  const shown = step.filter((_, place) => x[place] >= min && x[place] <= max);
   if (shown.length) {
     found.set("step", shown[0]);
     found.set("step_to", shown.at(-1));

@@ -207,7 +207,7 @@ def test_quantiles_of_t_are_those_of_the_tables(share: float, freedom: float, ex
 
 
 def test_spans_are_compared_with_an_interval_of_welch():
-    steps = np.arange(1.0, 9.0)
+    steps = np.arange(1, 9, dtype=np.float64)
     values = np.array([0.5, 0.7, 0.6, 0.6, 0.2, 0.4, 0.3, 0.3])
     change = compare_spans("em", steps, values, (1, 4), (5, 8), 1)
     assert change is not None
@@ -224,7 +224,7 @@ def test_spans_are_compared_with_an_interval_of_welch():
 
 def test_a_fall_is_found_where_it_is():
     rng = np.random.default_rng(0)
-    steps = np.arange(1.0, 61.0)
+    steps = np.arange(1, 61, dtype=np.float64)
     values = np.where(steps < 40, 0.7, 0.4) + 0.05 * rng.standard_normal(60)
     values[10] = np.nan
     change = find_fall("em", steps, values)
@@ -235,7 +235,7 @@ def test_a_fall_is_found_where_it_is():
 
 def test_noise_and_learning_are_no_fall():
     rng = np.random.default_rng(1)
-    steps = np.arange(1.0, 61.0)
+    steps = np.arange(1, 61, dtype=np.float64)
     falls = 0
     for _ in range(200):
         change = find_fall("em", steps, 0.005 * steps + 0.1 * rng.standard_normal(60))
