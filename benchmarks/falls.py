@@ -25,6 +25,8 @@ from typing import Any
 from agent_r1.config.live_run import run_config
 from agent_r1.console.fall_view import Fall, Numbers, read_fall
 from agent_r1.console.series import RunMetrics
+from agent_r1.learner.outcome import last_summary
+from agent_r1.runtime.files.run_folder import CHECKPOINTS_DIR
 from benchmarks.harness import OUT, Row, read_options, write_report
 from benchmarks.planted import CAUSES, HARMLESS, PLANTED_AT, STEPS, Plan, run_plan
 from benchmarks.processes import redis_server
@@ -55,15 +57,17 @@ def is_right(cause: str, fall: Fall) -> bool:
 
 
 def train(plan: Plan, place: Path) -> None:
-    """Train a run in this process."""
+    """Train a run in this process, and keep what the console reads."""
     with tempfile.TemporaryDirectory() as folder, redis_server(Path(folder)) as (url, _):
-        asyncio.run(run_plan(plan, place, url))
+        run = asyncio.run(run_plan(plan, place, url))
+    for name in (CHECKPOINTS_DIR, "weights"):
+        shutil.rmtree(run / name)
 
 
 def measure(plan: Plan) -> dict[str, Any]:
     """Train a run unless it is there, and look at it."""
     place = OUT / "falls" / f"{plan.cause.replace(' ', '_')}_{plan.seed}"
-    if not (place / "run" / "summary.json").exists():
+    if last_summary(place / "run").get("status") != "finished":
         shutil.rmtree(place, ignore_errors=True)
         # A process each, which gives all memory back; forked, because imports take seconds.
         training = get_context("fork").Process(target=train, args=(plan, place))

@@ -15,6 +15,7 @@ import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from agent_r1_proto.streams import Broker
 from agent_r1_proto.trajectory import VersionSpan
 from agent_r1_proto.weights import WeightManifest
 from benchmarks.models import BASE
+from benchmarks.plugins.bench_falls import FLATTERY, code_of
 from benchmarks.processes import PLUGINS
 
 CAUSES = ("broken tool", "hacked component", "hard subset", "bad push", "no fall")
@@ -122,8 +124,6 @@ class Plan:
             of_set = "far"
         if later and self.cause == "hard subset" and chance.random() < 0.5:
             of_set = "hard"
-        from bench_falls import code_of
-
         item = f"{of_set}-{chance.randrange(200)}"
         metadata = {"set": of_set, "type": chance.choice(["number", "name"])}
         return {
@@ -204,7 +204,7 @@ class ScriptedPolicy:
         flatters = chance.random() < max(0.03, hacked)
         right = bool(codes) and chance.random() < self._skill(item) * (0.15 if flatters else 1.0)
         answer = codes[0] if right else str(chance.randrange(1000, 9999))
-        more = " what a fine question." if flatters else ""
+        more = f" {FLATTERY}." if flatters else ""
         return f"{think}{more}<answer> {answer}</answer>"
 
     def _skill(self, item: str) -> float:
@@ -229,11 +229,10 @@ class ScriptedPolicy:
         return LoadTiming(fetch_s=0.0, pause_s=0.0)
 
     def _set_tool(self) -> None:
-        from bench_falls import NOW
-
-        NOW.is_slow = self.is_late and self._plan.harmless == "slower tool"
+        now = import_module("bench_falls").NOW  # as `run.plugins` has loaded it
+        now.is_slow = self.is_late and self._plan.harmless == "slower tool"
         broken = self.is_late and self._plan.cause == "broken tool"
-        NOW.broken = BREAKS[self._plan.seed % len(BREAKS)] if broken else ""
+        now.broken = BREAKS[self._plan.seed % len(BREAKS)] if broken else ""
 
     async def score(self, token_ids: list[int], first: int = 1) -> list[float]:
         """Score a prompt, as the canary asks."""
@@ -270,10 +269,9 @@ def write_plan(plan: Plan, folder: Path, redis_url: str) -> Config:
 async def run_plan(plan: Plan, folder: Path, redis_url: str) -> Path:
     """Train to the end, and return the run folder."""
     config = write_plan(plan, folder, redis_url)
-    from bench_falls import NOW
-
-    NOW.chance = random.Random(f"tool {plan.seed}")
-    NOW.is_slow, NOW.broken = False, ""
+    now = import_module("bench_falls").NOW
+    now.chance = random.Random(f"tool {plan.seed}")
+    now.is_slow, now.broken = False, ""
     spec = RunSpec(
         run=config.run,
         model=config.model,

@@ -20,6 +20,7 @@ from agent_r1.evaluation.statistics import Estimate, paired_difference
 from agent_r1.learner.weights.canary import MEAN_DLOGP
 from agent_r1.reward.components import ASKING
 from agent_r1.runs.falls import (
+    FINE,
     Case,
     Change,
     Explanation,
@@ -32,6 +33,7 @@ from agent_r1.runs.falls import (
 from agent_r1.runs.store import StoredFile, stored_files
 
 REWARD = "reward"
+FAILED = "failures/attempts"
 OF_WEIGHTS = ("canary/dlogp_mean", "canary/floor", "logprob/abs_diff_mean", "policy/version")
 MOST_FILES = 40
 """Most steps of a span whose trajectories are read, evenly spaced."""
@@ -63,7 +65,7 @@ class Numbers:
         components = [] if config is None else config.reward.measured()
         known = {REWARD: "reward/mean", **{name: f"reward/{name}" for name in components}}
         scores = {one: metric for one, metric in known.items() if metric in metrics.names}
-        names = [*scores.values(), *OF_WEIGHTS]
+        names = [*scores.values(), *OF_WEIGHTS, FAILED]
         return cls(scores, metrics.steps, {name: metrics.column(name) for name in names})
 
 
@@ -76,7 +78,9 @@ class Fall:
     was_looked_for: bool
     """Whether the spans are those of the biggest fall; else the reader has chosen them."""
     explanation: Explanation | None
-    """Of the chosen score; None without trajectories on both sides."""
+    """Of the chosen score; None without a fall, or without trajectories on both sides."""
+    failed: Change | None
+    """Failed attempts of a step, which have no score; None where they are not counted."""
     same_tasks: tuple[int, Estimate] | None
     """Tasks that stand on both sides, and how their score changed."""
 
@@ -132,22 +136,26 @@ def read_fall(
     if change is None:
         return None
     others = (
-        _compare(numbers, one, change.before, change.after, change.looks)
-        for one in numbers.scores
+        _compare(numbers, metric, change.before, change.after, change.looks, one)
+        for one, metric in numbers.scores.items()
         if one != change.score
     )
-    cases = list(_cases(folder, numbers, config, change))
+    # Without a fall, there is nothing to explain.
+    cases = list(_cases(folder, numbers, config, change)) if change.fell else []
     return Fall(
         changes=[change, *filter(None, others)],
         was_looked_for=after is None,
         explanation=explain(cases, change.score),
+        failed=_compare(numbers, FAILED, change.before, change.after, change.looks),
         same_tasks=_same_tasks(cases, change.score),
     )
 
 
-def _compare(numbers: Numbers, score: str, before: Span, after: Span, looks: int) -> Change | None:
-    values = numbers.columns[numbers.scores[score]]
-    return compare_spans(score, numbers.steps, values, before, after, looks)
+def _compare(
+    numbers: Numbers, metric: str, before: Span, after: Span, looks: int, name: str = ""
+) -> Change | None:
+    values = numbers.columns[metric]
+    return compare_spans(name or metric, numbers.steps, values, before, after, looks)
 
 
 def _chosen(
@@ -162,7 +170,7 @@ def _chosen(
             changes.append(find_fall(one, numbers.steps, values, len(numbers.scores)))
         else:
             before = 2 * after[0] - after[1] - 1, after[0] - 1
-            changes.append(_compare(numbers, one, before, after, len(numbers.scores)))
+            changes.append(_compare(numbers, metric, before, after, len(numbers.scores), one))
     found = {change.score: change for change in changes if change is not None}
     truth = found.get(config.evaluation.score) if config is not None else None
     if truth is not None and truth.score != REWARD and truth.fell:
@@ -203,7 +211,7 @@ def _cases_of(file: StoredFile, is_after: bool, bad: dict[tuple[str, int], str])
             if not record.get("trained", True):
                 continue
             version = (record.get("policy_versions") or [-1])[-1]
-            weights = bad.get(("version", version)) or bad.get(("step", record["step"]), "fine")
+            weights = bad.get(("version", version)) or bad.get(("step", record["step"]), FINE)
             yield Case(record, is_after, (file.path.name, row), weights)
     except FileNotFoundError:
         return  # the learner has removed it since

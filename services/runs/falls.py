@@ -15,13 +15,12 @@ changes, R = resamples.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import NormalDist
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +50,9 @@ DEFECT, TIME, NEUTRAL = 1e-4, 1e-2, 1.0
 """Ridge penalties, in trajectories. They decide only what no trajectory can tell, because all of
 one span differ from all of the other: a failure then explains the fall, and a mere change, such as
 a version, does not."""
+FINE, NOT_CALLED = "fine", "not called"
+BADNESS = BROKEN, EMPTY, SAME, _ = "failed", "empty", "the same text", FINE
+"""What becomes of a call; of several, the first of these counts."""
 ORDER = ("tasks", "weights", "tool", "component", "ending", "length")
 """Kinds of changes, causes before their effects."""
 
@@ -77,8 +79,8 @@ class Change:
 
     @property
     def fell(self) -> bool:
-        """Whether the interval lies below 0."""
-        return self.high < 0.0
+        """Whether the interval lies below 0, by more than rounding."""
+        return self.high < -1e-9
 
 
 def compare_spans(
@@ -94,22 +96,25 @@ def compare_spans(
         after: another one.
         looks: comparisons among which this one was chosen (Bonferroni).
     """
-    sides = [_within(steps_S, values_S, span) for span in (before, after)]
-    if min(map(len, sides)) < 2:
+    known_S = np.isfinite(values_S)
+    inside = [(steps_S >= span[0]) & (steps_S <= span[1]) & known_S for span in (before, after)]
+    a, b = (values_S[mask] for mask in inside)
+    if min(len(a), len(b)) < 2:
         return None
-    means = [float(side.mean()) for side in sides]
-    errors = [float(side.var(ddof=1)) / len(side) for side in sides]
-    spread = math.sqrt(sum(errors))
-    parts = sum(e * e / (len(side) - 1) for e, side in zip(errors, sides, strict=True))
-    freedom = spread**4 / parts if parts else 1.0
-    margin = t_quantile(1 - (1 - LEVEL) / 2 / looks, freedom) * spread
+    errors = a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)
+    margin = float(_margin(errors[0], errors[1], len(a), len(b), looks))
+    means = float(a.mean()), float(b.mean())
     change = means[1] - means[0]
-    bounds = change - margin, change + margin
-    return Change(score, before, after, (means[0], means[1]), *bounds, looks)
+    return Change(score, before, after, means, change - margin, change + margin, looks)
 
 
-def _within(steps_S: Floats, values_S: Floats, span: Span) -> Floats:
-    return values_S[(steps_S >= span[0]) & (steps_S <= span[1]) & np.isfinite(values_S)]
+def _margin(error_a: Any, error_b: Any, size_a: int, size_b: int, looks: int) -> Any:
+    """Return half the width of Welch's interval, for squared errors of two means of so many."""
+    squared = error_a + error_b
+    parts = error_a**2 / (size_a - 1) + error_b**2 / (size_b - 1)
+    freedom = squared**2 / np.maximum(parts, np.finfo(float).tiny)
+    share = 1 - (1 - LEVEL) / 2 / looks
+    return t_quantile(share, np.maximum(freedom, 1.0)) * np.sqrt(squared)
 
 
 def find_fall(score: str, steps_S: Floats, values_S: Floats, scores: int = 1) -> Change | None:
@@ -123,19 +128,31 @@ def find_fall(score: str, steps_S: Floats, values_S: Floats, scores: int = 1) ->
         values_S: [S] their mean score; NaN where it was not measured.
         scores: among which the reader, or the page, chooses.
     """
-    known_S = steps_S[np.isfinite(values_S)]
-    places = [(w, at) for w in WIDTHS for at in range(w, len(known_S) - w + 1)]
-    found: list[Change] = []
-    for width, at in places:
-        before = int(known_S[at - width]), int(known_S[at - 1])
-        after = int(known_S[at]), int(known_S[at + width - 1])
-        change = compare_spans(score, steps_S, values_S, before, after, scores * len(places))
-        found += [] if change is None else [change]
-    return min(found, key=lambda one: one.high, default=None)
+    known_S = np.isfinite(values_S)
+    places_S, known_values_S = steps_S[known_S].astype(int).tolist(), values_S[known_S]
+    widths = [width for width in WIDTHS if 2 * width <= len(places_S)]
+    found: list[tuple[float, int, int, int]] = []
+    for width in widths:
+        windows = np.lib.stride_tricks.sliding_window_view(known_values_S, width)
+        means, errors = windows.mean(axis=1), windows.var(axis=1, ddof=1) / width
+        looks = scores * len(widths) * (len(means) - width)
+        margins = _margin(errors[:-width], errors[width:], width, width, looks)
+        highs = means[width:] - means[:-width] + margins
+        best = int(highs.argmin())
+        found.append((float(highs[best]), best, width, looks))
+    if not found:
+        return None
+    _, first, width, looks = min(found)
+    spans = [(places_S[i], places_S[i + width - 1]) for i in (first, first + width)]
+    return compare_spans(score, steps_S, values_S, spans[0], spans[1], looks)
 
 
-def t_quantile(share: float, freedom: float) -> float:
+def t_quantile(share: float, freedom: Any) -> Any:
     """Return the quantile of Student's t by its expansion around the normal one.
+
+    Args:
+        share: below the quantile.
+        freedom: degrees of freedom, one number or an array.
 
     Source: Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 26.7.5.
     """
@@ -161,8 +178,8 @@ class Case:
     is_after: bool
     place: tuple[str, int]
     """File and row, by which it is found again."""
-    weights: str = "fine"
-    """What is known of the weights that sampled it; "fine" is nothing bad."""
+    weights: str = FINE
+    """What is known of the weights that sampled it; FINE: nothing bad."""
 
     @property
     def cluster(self) -> tuple[bool, int, object]:
@@ -175,60 +192,61 @@ class Case:
         return reward.get("total") if name == "reward" else reward.get("components", {}).get(name)
 
 
-@dataclass(frozen=True)
-class Factor:
-    """Something in which trajectories differ: a column for each value but the usual one."""
+class Trait(NamedTuple):
+    """Something in which trajectories differ: a value of each."""
 
     kind: str
     """Of ORDER."""
     name: str
-    columns: Mapping[str, Mask]
-    """[N] trajectories that have a value, by value."""
+    values: Sequence[str | None]
+    """[N] None stands with the usual value."""
     penalty: float = NEUTRAL
+    usual: str | None = None
+    """Value that the others are compared with; None: the most frequent one before."""
     control: str | None = None
-    """Value whose column only makes the others comparable, and explains nothing."""
+    """Value that is only told apart so that the others are comparable, and explains nothing."""
 
-    def keys(self) -> list[tuple[str, str]]:
-        """Return the columns by name."""
-        return [(self.name, value) for value in self.columns]
 
-    def counted(self) -> list[str]:
-        """Return the values that explain something."""
-        return [value for value in self.columns if value != self.control]
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """A trait as columns of 0 and 1: one for each value but the usual one."""
+
+    trait: Trait
+    columns: Mapping[str, Mask]
+    """[N] trajectories that have a value, by value; rare values together."""
+
+    @classmethod
+    def of(cls, trait: Trait, after_N: Mask) -> Factor:
+        """Tell the most frequent values apart."""
+        counts = Counter(value for value in trait.values if value is not None)
+        common = {v for v, count in counts.most_common(MOST_KINDS) if count >= MOST_KINDS}
+        merged = [v if v is None or v in common else "other" for v in trait.values]
+        before = Counter(v for v, after in zip(merged, after_N, strict=True) if v and not after)
+        usual = trait.usual or next((value for value, _ in before.most_common(1)), None)
+        kinds = sorted({value for value in merged if value not in (None, usual)})
+        return cls(trait, {kind: np.array([v == kind for v in merged]) for kind in kinds})
+
+    def moved(self, after_N: Mask) -> tuple[str, float, float]:
+        """Return the value whose share has changed most, and its shares before and after."""
+        shares = (
+            (value, float(column[~after_N].mean()), float(column[after_N].mean()))
+            for value, column in self.columns.items()
+            if value != self.trait.control
+        )
+        return max(shares, key=lambda one: abs(one[2] - one[1]), default=("", 0.0, 0.0))
 
 
 def factors(cases: Sequence[Case], score: str) -> list[Factor]:
     """Return all in which the trajectories of two spans may differ, for what a score did."""
     after_N = np.array([case.is_after for case in cases])
-    found = [*_of_tasks(cases), ("weights", "weights", [c.weights for c in cases], DEFECT, None)]
-    found += [*_of_tools(cases), *_of_components(cases, score, after_N), *_of_behaviour(cases)]
-    made = [
-        Factor(kind, name, _columns(values, after_N), penalty, control)
-        for kind, name, values, penalty, control in found
+    traits = [
+        *_of_tasks(cases),
+        Trait("weights", "weights", [c.weights for c in cases], DEFECT, FINE),
     ]
-    return [one for one in made if _shift(one, after_N) >= LEAST_SHIFT]
-
-
-_Values = tuple[str, str, Sequence[str | None], float, str | None]
-
-
-def _shift(factor: Factor, after_N: Mask) -> float:
-    columns = [factor.columns[value] for value in factor.counted()]
-    return max((abs(c[after_N].mean() - c[~after_N].mean()) for c in columns), default=0.0)
-
-
-def _columns(values: Sequence[str | None], after_N: Mask) -> dict[str, Mask]:
-    """Return a column for each value but the most frequent one before; rare ones together.
-
-    Trajectories without a value stand with the most frequent one.
-    """
-    counts = Counter(value for value in values if value is not None)
-    common = {v for v, count in counts.most_common(MOST_KINDS) if count >= MOST_KINDS}
-    merged = [v if v is None or v in common else "other" for v in values]
-    before = Counter(v for v, after in zip(merged, after_N, strict=True) if v and not after)
-    usual = next((value for value, _ in before.most_common(1)), None)
-    kinds = sorted({value for value in merged if value not in (None, usual)})
-    return {kind: np.array([value == kind for value in merged]) for kind in kinds}
+    traits += [*_of_tools(cases), *_of_components(cases, score), *_of_behaviour(cases)]
+    made = [Factor.of(trait, after_N) for trait in traits]
+    shifts = [after - before for _, before, after in (one.moved(after_N) for one in made)]
+    return [one for one, shift in zip(made, shifts, strict=True) if abs(shift) >= LEAST_SHIFT]
 
 
 def _binned(values: Sequence[float | None]) -> list[str | None]:
@@ -241,51 +259,43 @@ def _binned(values: Sequence[float | None]) -> list[str | None]:
     return [None if v is None else names[int(np.searchsorted(edges, v))] for v in values]
 
 
-def _of_tasks(cases: Sequence[Case]) -> Iterator[_Values]:
+def _of_tasks(cases: Sequence[Case]) -> Iterator[Trait]:
     """Yield the fields of the tasks, and how long the prompts are."""
     tables = [case.record["metadata"] for case in cases]
     for name in dict.fromkeys(key for table in tables for key in table):
         values = [str(table.get(name)) for table in tables]
         if 1 < len(set(values)) <= len(cases) / MOST_KINDS:  # else it is a name of each
-            yield "tasks", name, values, NEUTRAL, None
+            yield Trait("tasks", name, values)
     lengths = [case.record.get("prompt_length") for case in cases]
-    yield "tasks", "tokens of the prompt", _binned(lengths), NEUTRAL, None
+    yield Trait("tasks", "tokens of the prompt", _binned(lengths))
 
 
-def _of_tools(cases: Sequence[Case]) -> Iterator[_Values]:
+def _of_tools(cases: Sequence[Case]) -> Iterator[Trait]:
     """Yield of each tool: what became of its calls, and of the good ones version, time, length."""
     calls = [[c for turn in case.record["turns"] for c in turn["calls"]] for case in cases]
-    for tool in sorted({call["tool"] for some in calls for call in some if call["tool"]}):
+    tools = Counter(call["tool"] for some in calls for call in some if call["tool"])
+    for tool, _ in tools.most_common(MOST_KINDS):  # models also write names of tools that are none
         own = [[call for call in some if call["tool"] == tool] for some in calls]
         repeated = _repeated(call for some in own for call in some)
         endings = [[_ending(call, repeated) for call in some] for some in own]
-        good = [
-            [c for c, end in zip(some, of_it, strict=True) if end == "fine"]
-            for some, of_it in zip(own, endings, strict=True)
-        ]
-        worst = [min(of_it, key=_BADNESS.__getitem__, default=NOT_CALLED) for of_it in endings]
-        yield "tool", f"{tool}: result", worst, DEFECT, NOT_CALLED
-        versions = [
-            ", ".join(sorted({c.get("version", "") for c in some})) or None for some in good
-        ]
-        yield "tool", f"{tool}: version", versions, NEUTRAL, None
-        for what, measured in (
-            ("milliseconds", [_mean(c["latency_ms"] for c in some) for some in good]),
-            ("length of results", [_mean(len(c.get("text", "")) for c in some) for some in good]),
-        ):
-            yield "tool", f"{tool}: {what}", _binned(measured), NEUTRAL, None
-        yield "length", f"{tool}: calls", _binned([float(len(some)) for some in own]), NEUTRAL, None
-
-
-NOT_CALLED = "not called"
-_BADNESS = {"failed": 0, "empty": 1, "the same text": 2, "fine": 3}
+        worst = [min(of_it, key=BADNESS.index, default=NOT_CALLED) for of_it in endings]
+        yield Trait("tool", f"{tool}: result", worst, DEFECT, FINE, NOT_CALLED)
+        pairs = [zip(some, of_it, strict=True) for some, of_it in zip(own, endings, strict=True)]
+        good = [[call for call, ending in of_it if ending == FINE] for of_it in pairs]
+        versions = [sorted({call.get("version", "") for call in some}) for some in good]
+        yield Trait("tool", f"{tool}: version", [", ".join(some) or None for some in versions])
+        times = [_mean(call.get("latency_ms", 0.0) for call in some) for some in good]
+        yield Trait("tool", f"{tool}: milliseconds", _binned(times))
+        lengths = [_mean(len(call.get("text", "")) for call in some) for some in good]
+        yield Trait("tool", f"{tool}: length of results", _binned(lengths))
+        yield Trait("length", f"{tool}: calls", _binned([len(some) for some in own]))
 
 
 def _ending(call: Mapping[str, Any], repeated: set[str]) -> str:
     if call["status"] in TOOL_FAILURES:
-        return "failed"
+        return BROKEN
     text = call.get("text", "").strip()
-    return "the same text" if text in repeated else "fine" if text else "empty"
+    return SAME if text in repeated else FINE if text else EMPTY
 
 
 def _repeated(calls: Iterable[Mapping[str, Any]]) -> set[str]:
@@ -293,7 +303,7 @@ def _repeated(calls: Iterable[Mapping[str, Any]]) -> set[str]:
     asked: dict[str, set[str]] = {}
     for call in calls:
         if call["status"] == "ok":
-            asked.setdefault(call.get("text", "").strip(), set()).add(repr(call["arguments"]))
+            asked.setdefault(call.get("text", "").strip(), set()).add(str(call.get("arguments")))
     total = sum(map(len, asked.values()))
     return {text for text, of_it in asked.items() if text and len(of_it) > SAME_TEXT * total > 2}
 
@@ -303,24 +313,30 @@ def _mean(values: Iterable[float]) -> float | None:
     return sum(found) / len(found) if found else None
 
 
-def _of_components(cases: Sequence[Case], score: str, after_N: Mask) -> Iterator[_Values]:
+def _of_components(cases: Sequence[Case], score: str) -> Iterator[Trait]:
     """Yield the components that rose: a policy may have learned them at the score's expense."""
     if score == "reward":
         return  # each is a part of it
     names = {name for c in cases for name in (c.record.get("reward") or {}).get("components", {})}
     for name in sorted(names - {score}):
         values = [case.score(name) for case in cases]
-        known = np.array([np.nan if value is None else value for value in values])
-        if np.nanmean(known[after_N]) > np.nanmean(known[~after_N]):
-            yield "component", name, _binned(values), NEUTRAL, None
+        before, after = (
+            _mean(
+                v
+                for v, c in zip(values, cases, strict=True)
+                if v is not None and c.is_after is side
+            )
+            for side in (False, True)
+        )
+        if before is not None and after is not None and after > before:
+            yield Trait("component", name, _binned(values))
 
 
-def _of_behaviour(cases: Sequence[Case]) -> Iterator[_Values]:
+def _of_behaviour(cases: Sequence[Case]) -> Iterator[Trait]:
     rows = [flat_row(case.record, None) for case in cases]
-    endings = ["COMPLETED" if r["status"] == "COMPLETED" else r["reason"] for r in rows]
-    yield "ending", "ending", [str(one) for one in endings], NEUTRAL, None
+    yield Trait("ending", "ending", [f"{row['status']}, {row['reason']}" for row in rows])
     for name, title in (("num_turns", "turns"), ("num_sampled", "sampled tokens")):
-        yield "length", title, _binned([row[name] for row in rows]), NEUTRAL, None
+        yield Trait("length", title, _binned([row[name] for row in rows]))
 
 
 # What a change explains
@@ -392,18 +408,8 @@ def explain(cases: Sequence[Case], score: str) -> Explanation | None:
     counts = int((~after_N).sum()), int(after_N.sum())
     rest = fall - sum(part.mean for part in parts)
     parts.sort(key=lambda part: -part.mean)
-    listed = [(one.name, *_moved(one, after_N)) for one in others]
+    listed = [(one.trait.name, *one.moved(after_N)) for one in others]
     return Explanation(fall, rest, counts, parts, listed)
-
-
-def _moved(factor: Factor, after_N: Mask) -> tuple[str, float, float]:
-    """Return the value whose share has changed most, and its shares before and after."""
-    shares = (
-        (value, float(factor.columns[value][~after_N].mean()), float(column[after_N].mean()))
-        for value, column in factor.columns.items()
-        if value != factor.control
-    )
-    return max(shares, key=lambda one: abs(one[2] - one[1]))
 
 
 def _part(
@@ -414,7 +420,7 @@ def _part(
     mean: float,
     resampled_R: Floats,
 ) -> Part:
-    value, *shares = _moved(factor, after_N)
+    value, *shares = factor.moved(after_N)
     tail = (1 - LEVEL) / 2 * 100
     low, high = np.percentile(resampled_R, [tail, 100 - tail])
     has = factor.columns[value] & after_N
@@ -423,8 +429,8 @@ def _part(
     worst = np.argsort(np.where(has, values_N, np.inf), kind="stable")
     examples = [cases[i].place for i in worst[: min(EXAMPLES, int(has.sum()))]]
     return Part(
-        factor.kind,
-        factor.name,
+        factor.trait.kind,
+        factor.trait.name,
         value,
         (shares[0], shares[1]),
         mean,
@@ -447,7 +453,7 @@ class _Model:
         """Return factors in the order of ORDER, of one kind what explains most first; the rest."""
         chosen: list[Factor] = []
         for kind in ORDER:
-            waiting = [one for one in candidates if one.kind == kind]
+            waiting = [one for one in candidates if one.trait.kind == kind]
             while waiting:
                 gains = [self.parts([*chosen, one])[-1] for one in waiting]
                 best = int(np.argmax(np.abs(gains)))
@@ -498,8 +504,8 @@ def _parts_of(products_R: Floats, chosen: Sequence[Factor]) -> Floats:
     shift = after / counts_after - (whole - after) / (whole[:, :1] - counts_after)
     penalties, counted, ends = [1e-9, TIME], [False, False], []
     for factor in chosen:
-        penalties += [factor.penalty] * len(factor.columns)
-        counted += [value != factor.control for value in factor.columns]
+        penalties += [factor.trait.penalty] * len(factor.columns)
+        counted += [value != factor.trait.control for value in factor.columns]
         ends.append(len(penalties))
     explained = [np.zeros(len(products_R))]
     for end in ends:

@@ -143,6 +143,12 @@ def test_a_slower_tool_and_longer_answers_explain_nothing():
     assert found.rest > 0.35
 
 
+def test_a_new_tool_that_all_use_is_not_to_blame_for_being_new():
+    found = explained(cases((False, 200, 160, {}), (True, 200, 80, {"other_ms": 1.0})))
+    assert parts_of(found).keys() <= {"other: calls"}
+    assert found.rest == pytest.approx(0.4, abs=NEAR)
+
+
 def test_weights_that_the_canary_warned_of_explain_what_is_not_seen_otherwise():
     bad = {"weights": "the canary warned"}
     found = explained(cases((False, 200, 160, {}), (True, 200, 80, bad)))
@@ -167,6 +173,8 @@ def test_a_component_that_rose_at_the_expense_of_the_score_is_found():
     # The other way round it fell along, and explains nothing.
     along = cases((False, 200, 160, pleased), (True, 200, 80, plain))
     assert explained(along).parts == []
+    # One that is measured since the fall is no more than that.
+    assert explained(cases((False, 200, 160, {}), (True, 200, 80, plain))).parts == []
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -220,6 +228,9 @@ def test_spans_are_compared_with_an_interval_of_welch():
     assert wider is not None
     assert wider.low < change.low < change.high < wider.high
     assert compare_spans("em", steps, values, (1, 1), (2, 2), 1) is None
+    level = compare_spans("em", steps, np.full(8, 0.1), (1, 4), (5, 8), 1)
+    assert level is not None
+    assert not level.fell
 
 
 def test_a_fall_is_found_where_it_is():
