@@ -13,7 +13,7 @@ import json
 import random
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -135,7 +135,9 @@ class Plan:
 
 
 class ScriptedPolicy:
-    """Looks an item up, and answers with what it read, more or less often. Implements `Policy`.
+    """Looks an item up, and answers with what it read, more or less often.
+
+    It does what a server asks of a `Policy` that only takes samples.
 
     Args:
         plan: of the run.
@@ -238,15 +240,8 @@ class ScriptedPolicy:
         """Score a prompt, as the canary asks."""
         return self._logprobs(token_ids)[first - 1 :]
 
-    def stream(self, request: Any) -> AsyncGenerator[Any]:
-        """Refuse: nothing asks for single tokens."""
-        raise NotImplementedError
-
     async def probe(self) -> None:
         """Work."""
-
-    def kill(self, reason: str) -> None:
-        """End, which nothing asks for."""
 
     async def stop(self) -> None:
         """End."""
@@ -292,7 +287,7 @@ async def run_plan(plan: Plan, folder: Path, redis_url: str) -> Path:
                 name: table.model_copy(update={"url": url}) for name, table in config.tools.items()
             }
             settings = rollout_settings(config.model_copy(update={"tools": tools}), None)
-            policy = ScriptedPolicy(plan, chat, ends[0])
+            policy: Any = ScriptedPolicy(plan, chat, ends[0])
             rollout = asyncio.create_task(serve_policy(policy, chat, settings))
             try:
                 learner = asyncio.create_task(Learner(spec, engine).run())

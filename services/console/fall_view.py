@@ -43,6 +43,9 @@ DEFAULT_WIDTH = 10
 """Steps of a span of which only the first is chosen."""
 FEWEST_TASKS = 5
 """Tasks on both sides from which their paired difference is shown."""
+BORDER = 0.1
+"""Share of both spans that is left out next to where a fall was found: it may have begun a little
+earlier or later, and then a few trajectories would stand on the wrong side."""
 DRIFT = 10.0
 """Growth of the difference of log-probabilities from which weights are taken to have changed."""
 WARNED, DIFFER = "the canary warned", "log-probabilities differ"
@@ -141,7 +144,8 @@ def read_fall(
         if one != change.score
     )
     # Without a fall, there is nothing to explain.
-    cases = list(_cases(folder, numbers, config, change)) if change.fell else []
+    border = 0 if after else math.ceil(BORDER * (change.after[1] - change.after[0] + 1))
+    cases = list(_cases(folder, numbers, config, change, border)) if change.fell else []
     return Fall(
         changes=[change, *filter(None, others)],
         was_looked_for=after is None,
@@ -195,10 +199,16 @@ def span_from(numbers: Numbers, first: int, last: int | None) -> Span:
     return first, min(first + DEFAULT_WIDTH - 1, max(newest, first)) if last is None else last
 
 
-def _cases(folder: Path, numbers: Numbers, config: Config | None, change: Change) -> Iterator[Case]:
+def _cases(
+    folder: Path, numbers: Numbers, config: Config | None, change: Change, border: int
+) -> Iterator[Case]:
     bad = _bad_weights(numbers, config, change.before)
     files = stored_files(folder)
-    for is_after, (first, last) in enumerate((change.before, change.after)):
+    spans = (
+        (change.before[0], change.before[1] - border),
+        (change.after[0] + border, change.after[1]),
+    )
+    for is_after, (first, last) in enumerate(spans):
         own = [file for file in files if file.step is not None and first <= file.step <= last]
         some = own[:: math.ceil(len(own) / MOST_FILES) or 1]
         for file in some:

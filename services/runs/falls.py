@@ -46,11 +46,11 @@ MOST_KINDS = 8
 EXAMPLES = 3
 SAME_TEXT = 0.2
 """Share of a tool's results from which an equal text is no accident."""
-DEFECT, TIME, NEUTRAL = 1e-4, 1e-2, 1.0
-"""Ridge penalties, in trajectories. They decide only what no trajectory can tell, because all of
-one span differ from all of the other: a failure then explains the fall, and a mere change, such as
-a version, does not."""
-FINE, NOT_CALLED = "fine", "not called"
+FREE, TIME, NEUTRAL = 1e-6, 20.0, 5.0
+"""Ridge penalties, in trajectories. They decide what few trajectories tell, because almost all of
+one span differ from almost all of the other: beside a failure (FREE), that the spans differ by
+themselves needs evidence (TIME); beside a mere change, such as a version, the change (NEUTRAL)."""
+FINE = "fine"
 BADNESS = BROKEN, EMPTY, SAME, _ = "failed", "empty", "the same text", FINE
 """What becomes of a call; of several, the first of these counts."""
 ORDER = ("tasks", "weights", "tool", "component", "ending", "length")
@@ -199,12 +199,10 @@ class Trait(NamedTuple):
     """Of ORDER."""
     name: str
     values: Sequence[str | None]
-    """[N] None stands with the usual value."""
+    """[N] None where a trajectory has none: it then says nothing about the others."""
     penalty: float = NEUTRAL
     usual: str | None = None
     """Value that the others are compared with; None: the most frequent one before."""
-    control: str | None = None
-    """Value that is only told apart so that the others are comparable, and explains nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,6 +212,8 @@ class Factor:
     trait: Trait
     columns: Mapping[str, Mask]
     """[N] trajectories that have a value, by value; rare values together."""
+    controls: Sequence[Mask]
+    """[N] trajectories without a value, and those after."""
 
     @classmethod
     def of(cls, trait: Trait, after_N: Mask) -> Factor:
@@ -224,14 +224,16 @@ class Factor:
         before = Counter(v for v, after in zip(merged, after_N, strict=True) if v and not after)
         usual = trait.usual or next((value for value, _ in before.most_common(1)), None)
         kinds = sorted({value for value in merged if value not in (None, usual)})
-        return cls(trait, {kind: np.array([v == kind for v in merged]) for kind in kinds})
+        columns = {kind: np.array([v == kind for v in merged]) for kind in kinds}
+        has_none = np.array([v is None for v in merged])
+        controls = [mask for mask in (has_none, has_none & after_N) if mask.any()]
+        return cls(trait, columns, controls)
 
     def moved(self, after_N: Mask) -> tuple[str, float, float]:
         """Return the value whose share has changed most, and its shares before and after."""
         shares = (
             (value, float(column[~after_N].mean()), float(column[after_N].mean()))
             for value, column in self.columns.items()
-            if value != self.trait.control
         )
         return max(shares, key=lambda one: abs(one[2] - one[1]), default=("", 0.0, 0.0))
 
@@ -241,7 +243,7 @@ def factors(cases: Sequence[Case], score: str) -> list[Factor]:
     after_N = np.array([case.is_after for case in cases])
     traits = [
         *_of_tasks(cases),
-        Trait("weights", "weights", [c.weights for c in cases], DEFECT, FINE),
+        Trait("weights", "weights", [c.weights for c in cases], FREE, FINE),
     ]
     traits += [*_of_tools(cases), *_of_components(cases, score), *_of_behaviour(cases)]
     made = [Factor.of(trait, after_N) for trait in traits]
@@ -278,8 +280,8 @@ def _of_tools(cases: Sequence[Case]) -> Iterator[Trait]:
         own = [[call for call in some if call["tool"] == tool] for some in calls]
         repeated = _repeated(call for some in own for call in some)
         endings = [[_ending(call, repeated) for call in some] for some in own]
-        worst = [min(of_it, key=BADNESS.index, default=NOT_CALLED) for of_it in endings]
-        yield Trait("tool", f"{tool}: result", worst, DEFECT, FINE, NOT_CALLED)
+        worst = [min(of_it, key=BADNESS.index, default=None) for of_it in endings]
+        yield Trait("tool", f"{tool}: result", worst, FREE, FINE)
         pairs = [zip(some, of_it, strict=True) for some, of_it in zip(own, endings, strict=True)]
         good = [[call for call, ending in of_it if ending == FINE] for of_it in pairs]
         versions = [sorted({call.get("version", "") for call in some}) for some in good]
@@ -390,7 +392,7 @@ def explain(cases: Sequence[Case], score: str) -> Explanation | None:
         score: `reward`, or a component.
 
     Source: Oaxaca, International Economic Review 14 (1973); Blinder, Journal of Human Resources 8
-        (1973); in sequence as Gelbach, Journal of Labor Economics 34 (2016), says.
+        (1973).
     """
     known = [case for case in cases if case.score(score) is not None]
     values_N = np.array([case.score(score) for case in known], dtype=np.float64)
@@ -441,7 +443,7 @@ def _part(
 
 
 class _Model:
-    """Regression of a score on the span and on factors; all sums come from products of columns."""
+    """Regressions of a score on the span and a factor; all sums come from products of columns."""
 
     def __init__(self, values_N: Floats, after_N: Mask) -> None:
         self._values_N = values_N
@@ -487,13 +489,13 @@ class _Model:
 
     def _table(self, chosen: Sequence[Factor]) -> Floats:
         """Return [N, K + 1]: 1, the span, the columns of the factors, the score."""
-        columns = [column for one in chosen for column in one.columns.values()]
+        columns = [column for one in chosen for column in (*one.columns.values(), *one.controls)]
         ones = np.ones_like(self._values_N)
         return np.column_stack([ones, self._after_N, *columns, self._values_N]).astype(np.float64)
 
 
 def _parts_of(products_R: Floats, chosen: Sequence[Factor]) -> Floats:
-    """Return [L, R] what each factor explains beyond those before it.
+    """Return [L, R] what each factor explains of what those before it have left.
 
     Args:
         products_R: [R, K + 1, K + 1] sums of the products of the columns of `_Model._table`.
@@ -502,14 +504,20 @@ def _parts_of(products_R: Floats, chosen: Sequence[Factor]) -> Floats:
     whole, after = products_R[:, 0], products_R[:, 1]
     counts_after = after[:, 1:2]
     shift = after / counts_after - (whole - after) / (whole[:, :1] - counts_after)
-    penalties, counted, ends = [1e-9, TIME], [False, False], []
+    left = products_R[:, :, -1].copy()  # products of all columns with what is left of the score
+    parts: list[Floats] = []
+    start = 2
     for factor in chosen:
-        penalties += [factor.trait.penalty] * len(factor.columns)
-        counted += [value != factor.trait.control for value in factor.columns]
-        ends.append(len(penalties))
-    explained = [np.zeros(len(products_R))]
-    for end in ends:
-        matrix = products_R[:, :end, :end] + np.diag(penalties[:end])
-        slopes = np.linalg.solve(matrix, products_R[:, :end, -1:])[..., 0]
-        explained.append(-(shift[:, :end] * slopes)[:, counted[:end]].sum(axis=1))
-    return np.diff(explained, axis=0)
+        end = start + len(factor.columns)
+        stop = end + len(factor.controls)
+        is_failure = factor.trait.penalty == FREE
+        time = TIME if is_failure else FREE
+        penalties = [FREE, time, *[factor.trait.penalty] * (end - start)]
+        penalties += [FREE, time][: stop - end]
+        own = [0, 1, *range(start, stop)]
+        matrix = products_R[:, own][:, :, own] + np.diag(penalties)
+        slopes = np.linalg.solve(matrix, left[:, own, None])[:, 2 : 2 + end - start, 0]
+        parts.append(-(shift[:, start:end] * slopes).sum(axis=1))
+        left -= (products_R[:, :, start:end] @ slopes[..., None])[..., 0]
+        start = stop
+    return np.array(parts).reshape(len(chosen), len(products_R))

@@ -12,7 +12,9 @@ import pytest
 from agent_r1.runs.falls import Case, Explanation, compare_spans, explain, find_fall, t_quantile
 
 NEAR = 0.01
-"""Ridge penalties move a part by less: one trajectory among hundreds."""
+DOUBT = 50 / 55
+"""A mere change is believed as far as trajectories of one span show it: 100 with and 100 without it
+count as 100 * 100 / 200, against NEUTRAL = 5."""
 
 
 def case(number: int, is_after: bool, score: float, **facts: Any) -> Case:
@@ -70,12 +72,12 @@ def explained(some: Sequence[Case], score: str = "right") -> Explanation:
 def test_harder_tasks_explain_what_their_share_times_their_difference_is():
     hard = {"metadata": {"set": "hard"}}
     found = explained(cases((False, 200, 160, {}), (True, 100, 80, {}), (True, 100, 20, hard)))
-    # The share of hard tasks grew by 1/2, and they score 0.2 where others score 0.8: 0.3 of 0.3.
+    # The share of hard tasks grew by 1/2, and they score 0.2 where others score 0.8: 0.3.
     assert found.fall == pytest.approx(0.3)
-    assert parts_of(found) == {"set": pytest.approx(0.3, abs=NEAR)}
+    assert parts_of(found) == {"set": pytest.approx(0.3 * DOUBT)}
     (part,) = found.parts
     assert (part.kind, part.value, part.shares) == ("tasks", "hard", (0.0, 0.5))
-    assert 0.2 < part.low < 0.3 < part.high < 0.4
+    assert 0.15 < part.low < part.mean < part.high < 0.4
     assert part.is_named
     # The examples are hard tasks that went wrong: after 300 others, 20 of which are right.
     assert part.examples == [("step.parquet", 320 + i) for i in range(3)]
@@ -168,7 +170,7 @@ def test_a_component_that_rose_at_the_expense_of_the_score_is_found():
     some = cases((False, 200, 160, plain), (True, 100, 80, plain), (True, 100, 10, pleased))
     # Half of the trajectories, 0.1 in place of 0.8: 0.35.
     found = explained(some)
-    assert parts_of(found) == {"nice": pytest.approx(0.35, abs=NEAR)}
+    assert parts_of(found) == {"nice": pytest.approx(0.35 * DOUBT)}
     assert found.parts[0].kind == "component"
     # The other way round it fell along, and explains nothing.
     along = cases((False, 200, 160, pleased), (True, 200, 80, plain))
@@ -197,7 +199,7 @@ def test_parts_and_rest_are_the_fall_of_any_frame(seed: int):
             "sampled": chance.randrange(1, 90),
         }
         some.append(case(number, is_after, chance.random(), **facts))
-    assert len(explained(some).parts) > 3
+    assert len(explained(some).parts) > 1
 
 
 def test_without_trajectories_on_both_sides_nothing_is_explained():
