@@ -85,14 +85,12 @@ def measure(plan: Plan) -> dict[str, Any]:
         "seed": plan.seed,
         "score": change.score,
         "after": change.after,
-        "change": [change.mean, change.low, change.high],
+        "change": [round(value, 3) for value in (change.mean, change.low, change.high)],
         "fell": change.fell,
         "named": fall.named,
-        "parts": []
-        if why is None
-        else [[p.name, p.value, p.mean, p.low, p.high] for p in why.parts],
+        "parts": {} if why is None else {part.name: round(part.mean, 3) for part in why.parts},
         "right": is_right(plan.cause, fall),
-        "CPU s": took,
+        "CPU s": round(took, 2),
     }
 
 

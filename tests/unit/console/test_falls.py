@@ -84,7 +84,7 @@ async def test_the_biggest_fall_is_looked_for_and_its_cause_named(
     assert "failed 0 % 75 %" in row
     assert "from 0.688 in steps" in shown.text  # 5.5 of 8: by turns 5 and 6 are right
     links = shown.values("a", "href")
-    assert "/runs/run/trajectories/step_000013.parquet/0" in links
+    assert "/runs/run/trajectories/step_000014.parquet/0" in links  # 13 is at the border
     assert any(link and f"step={AT}&" in link and "trajectories" in link for link in links)
 
 
