@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import httpx
@@ -45,11 +45,18 @@ async def browser(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-def write_steps(folder: Path, tool: str = "search", breaks: bool = True) -> None:
-    """Write a run whose tool fails in 6 of 8 samples from step AT on."""
+def write_steps(
+    folder: Path,
+    tool: str = "search",
+    breaks: bool = True,
+    bad: Mapping[str, tuple[float, float]] | None = None,
+) -> None:
+    """Write a run whose tool fails in 6 of 8 samples from step AT on; or that is wrong in as many,
+    with metrics that are bad from then on: their values before and after."""
     store = TrajectoryStore(folder, 1.0)
     for step in range(1, STEPS + 1):
         broken = GOOD if breaks and step >= AT else 0
+        wrong = GOOD if step >= AT and bad else broken
         some = []
         for index in range(SAMPLES):
             status = "error" if index < broken else "ok"
@@ -62,14 +69,20 @@ def write_steps(folder: Path, tool: str = "search", breaks: bool = True) -> None
                 parts=[part],
             )
             # Which samples go wrong before moves on, so that every step has a mean of its own.
-            right = float(index >= broken and (index + step) % SAMPLES < GOOD - step % 2)
+            right = float(index >= wrong and (index + step) % SAMPLES < GOOD - step % 2)
             group = 10 * step + index // 2
             task = Task(id=f"q{group}", prompt="Who?", metadata={"set": "near"})
             rollout = rollout_task(group_id=group, sample_index=index % 2, task=task)
-            some.append(stored(scored(rollout, total=right, calls=[call]), step=step))
+            facts = {"calls": [call], "policy_version": step - 1}
+            some.append(stored(scored(rollout, total=right, **facts), step=step))
         store.write(f"step_{step:06d}", some)
         means = sum(one.record["reward"]["total"] for one in some) / SAMPLES
-        lines = {"reward/mean": means, "reward/exact_match": means}
+        lines = {"reward/mean": means, "reward/exact_match": means, "policy/version": step}
+        # What is written of a push counts for the steps that follow.
+        pushed = {name: values[step >= AT - 1] for name, values in (bad or {}).items()}
+        lines |= {name: value for name, value in pushed.items() if name.startswith("canary/")}
+        trained = {name: values[step >= AT] for name, values in (bad or {}).items()}
+        lines |= {name: value for name, value in trained.items() if name.startswith("logprob/")}
         append_lines(folder / "metrics.jsonl", [step_line(step, **lines)])
 
 
@@ -109,6 +122,29 @@ async def test_a_run_that_did_not_fall_has_no_cause(browser: httpx.AsyncClient, 
     shown = await page(browser, FALL)
     assert "No fall" in shown.text
     assert "What explains" not in shown.text
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "named"),
+    [
+        ("canary/dlogp_mean", (1e-6, 0.01), ["the canary warned 0 % 100 %"]),
+        ("logprob/abs_diff_mean", (1e-5, 0.01), ["log-probabilities differ 0 % 100 %"]),
+        ("logprob/abs_diff_mean", (2e-3, 0.01), []),  # five times as much is no other engine
+    ],
+)
+async def test_bad_weights_explain_a_fall(
+    browser: httpx.AsyncClient,
+    folder: Path,
+    metric: str,
+    values: tuple[float, float],
+    named: list[str],
+):
+    write_steps(folder, breaks=False, bad={metric: values})
+    shown = await page(browser, f"{FALL}?step={AT}&step_to={AT + 9}")
+    assert "fell by" in shown.text
+    rows = [row for row in shown.rows if row.startswith("weights")]
+    assert len(rows) == len(named)
+    assert all(text in row for text, row in zip(named, rows, strict=True))
 
 
 async def test_only_the_files_of_the_two_spans_are_read(browser: httpx.AsyncClient, folder: Path):
