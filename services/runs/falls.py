@@ -36,6 +36,8 @@ WIDTHS = (5, 10, 20, 40)
 """Lengths of the spans in which a fall is looked for, in steps."""
 LEVEL = 0.95
 RESAMPLES = 400
+AT_ONCE = 256
+"""Groups whose products are in memory at a time."""
 SEED = 0
 LEAST_SHIFT = 0.02
 """Least change of a share of trajectories that is looked into."""
@@ -474,10 +476,6 @@ class _Model:
         table = self._table(chosen)
         names = {name: i for i, name in enumerate(dict.fromkeys(clusters))}
         of_N = np.array([names[name] for name in clusters])
-        width = table.shape[1]
-        products_C = np.zeros((len(names), width * width))
-        for number, place in enumerate(of_N):
-            products_C[place] += np.outer(table[number], table[number]).ravel()
         is_after_C = np.zeros(len(names), bool)
         is_after_C[of_N[self._after_N]] = True
         rng = np.random.default_rng(SEED)
@@ -485,7 +483,15 @@ class _Model:
         for side in (np.flatnonzero(is_after_C), np.flatnonzero(~is_after_C)):
             even = np.full(len(side), 1 / len(side))
             counts_RC[:, side] = rng.multinomial(len(side), even, RESAMPLES)
-        return _parts_of((counts_RC @ products_C).reshape(-1, width, width), chosen)
+        width = table.shape[1]
+        products_R = np.zeros((RESAMPLES, width * width))
+        for first in range(0, len(names), AT_ONCE):
+            products = np.zeros((AT_ONCE, width * width))
+            for i in np.flatnonzero((of_N >= first) & (of_N < first + AT_ONCE)):
+                products[of_N[i] - first] += np.outer(table[i], table[i]).ravel()
+            counts = counts_RC[:, first : first + AT_ONCE]
+            products_R += counts @ products[: counts.shape[1]]
+        return _parts_of(products_R.reshape(-1, width, width), chosen)
 
     def _table(self, chosen: Sequence[Factor]) -> Floats:
         """Return [N, K + 1]: 1, the span, the columns of the factors, the score."""
