@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from agent_r1.console.curve_pages import add_curves
 from agent_r1.console.door import LOGIN, Door, local_path
 from agent_r1.console.evaluation_pages import add_evaluations
+from agent_r1.console.fall_pages import add_falls
 from agent_r1.console.pages import STATIC_DIR, page
 from agent_r1.console.run_pages import add_runs
 from agent_r1.console.runs import Runs, UnknownRunError
@@ -41,6 +42,7 @@ def create_app(
     add_services(app, runs)
     add_evaluations(app, runs)
     add_trajectories(app, runs)
+    add_falls(app, runs, cache)
 
     @app.get("/healthz")
     def healthz() -> dict[str, str]:

@@ -173,6 +173,7 @@ def test_every_page_is_whole_on_a_desk_and_on_a_phone(console: Console, page: Pa
         "/runs/one/groups": "Groups of one",
         "/runs/one/beside?step=1": "Side by side",
         "/runs/one/flipped": "Flipped answers of one",
+        "/runs/one/fall?step=5&step_to=8": "Why did one fall?",
         "/runs/one/trajectories/step_000001.parquet/1?colour=logprob": "q2",
         "/runs/one/services/stop": "Stop: one",
         "/evaluations?a=one/evaluation_after.jsonl&b=two/evaluation_after.jsonl": "Evaluations",
@@ -223,6 +224,45 @@ def test_curves_follow_the_file_and_lead_to_a_step_by_key_and_by_click(
     page.locator(".plot .u-over").click(position={"x": 300, "y": 100})
     page.wait_for_url("**/runs/long/trajectories?step=*")
     assert 1 < int(page.url.partition("step=")[2]) < 5001
+
+
+def test_a_curve_leads_to_why_it_fell(console: Console, page: Page):
+    folder = write_run(console.scene, console.runs / "run")
+    means = {step: (0.9 if step < 21 else 0.3) + step % 3 / 100 for step in range(1, 41)}
+    lines = [step_line(step, **{"reward/mean": mean}) for step, mean in means.items()]
+    append_lines(folder / "metrics.jsonl", lines)
+    page.goto(f"{console.start()}/curves?run=run&metric=reward/mean")
+    why = page.get_by_role("link", name="Why did it fall?")
+    expect(page.locator(".plot canvas")).to_have_count(1)
+    page.locator(".plot").focus()
+    page.keyboard.press("Tab")
+    expect(why).to_be_focused()
+    page.keyboard.press("Enter")  # no step is chosen: the biggest fall
+    page.wait_for_url("**/runs/run/fall?metric=reward%2Fmean")
+    expect(page.get_by_role("status")).to_contain_text("reward fell by 0.6")
+    page.go_back()
+    plot = page.locator(".plot")
+    plot.focus()
+    page.keyboard.press("End")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/runs/run/fall?metric=reward%2Fmean&step=39")
+    page.go_back()
+    box = page.locator(".plot .u-over").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 0.4 * box["width"], box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.8 * box["width"], box["y"] + 50, steps=5)
+    page.mouse.up()
+    why.click()
+    page.wait_for_url(re.compile(r"/fall\?metric=reward%2Fmean&step=1\d&step_to=3\d$"))
+    page.get_by_label("Score", exact=True).select_option("reward")
+    page.get_by_label("From step", exact=True).fill("21")
+    page.get_by_label("to step", exact=True).fill("30")
+    page.get_by_role("button", name="Explain").click()
+    page.wait_for_url("**/fall?score=reward&step=21&step_to=30")
+    expect(page.get_by_role("status")).to_contain_text("steps 11 to 20 to 0.")
 
 
 def test_a_metric_is_found_chosen_and_smoothed_without_a_reload(console: Console, page: Page):

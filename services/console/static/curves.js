@@ -99,6 +99,7 @@ function drawChart(box) {
     }
   });
   fillLegend(chart, runs, series);
+  if (runs.length) chart.why.href = whyAddress(chart);
   const data = tables.some(([x]) => x.length) ? uPlot.join(tables) : [[]];
   const shape = JSON.stringify(lines.map((line) => [line.stroke, line.dash, line.width, line.points.show]));
   if (chart.plot && chart.shape === shape) {
@@ -141,8 +142,11 @@ function makeChart(label) {
   said.setAttribute("role", "status");
   const legend = document.createElement("table");
   legend.className = "legend";
-  section.append(title, holder, said, legend);
-  const chart = { section, holder, said, legend, plot: null, shape: "", isZoomed: false, pressedAt: 0 };
+  const why = document.createElement("a");
+  why.textContent = "Why did it fall?";
+  section.append(title, holder, said, why, legend);
+  const chart = { section, holder, said, why, legend, plot: null, shape: "", isZoomed: false, pressedAt: 0 };
+  for (const kind of ["focus", "pointerenter"]) why.addEventListener(kind, () => { why.href = whyAddress(chart); });
   holder.addEventListener("keydown", (event) => onKey(chart, event));
   holder.addEventListener("mousedown", (event) => { chart.pressedAt = event.clientX; });
   holder.addEventListener("click", (event) => {
@@ -198,6 +202,22 @@ function openAt(chart) {
   if (!point) return;
   const name = encodeURIComponent(decodeURIComponent(point.run.value));
   location.href = `/runs/${name}/trajectories?step=${point.step}`;
+}
+
+// Of the span that is drawn, if that is not all; of the point that the keys have moved to; else of the biggest fall.
+function whyAddress(chart) {
+  const metric = [...charts].find(([, one]) => one === chart)[0];
+  const point = pointAt(chart);
+  const run = point?.run ?? chosen("run").find((one) => one.value in latest.metrics[metric]);
+  const found = new URLSearchParams({ metric });
+  const { step, x = step } = latest.metrics[metric][run.value];
+  const { min, max } = chart.isZoomed ? chart.plot.scales.x : {};
+  const shown = step.filter((_, place) => x[place] >= min && x[place] <= max);
+  if (shown.length) {
+    found.set("step", shown[0]);
+    found.set("step_to", shown.at(-1));
+  } else if (point) found.set("step", point.step);
+  return `/runs/${encodeURIComponent(decodeURIComponent(run.value))}/fall?${found}`;
 }
 
 function onKey(chart, event) {

@@ -1,0 +1,529 @@
+"""Falls of a score: two spans of steps --> whether it fell, and what part each change explains.
+
+console/fall_view.py brings the numbers of the steps and the records of the trajectories. Pure.
+
+What a change explains is the product of two measured numbers, summed over its kinds of
+trajectories: how much more often a kind occurs after than before, and how much lower its score is
+than that of others in the same span (Oaxaca and Blinder). A slower tool that answers as well thus
+explains nothing. Changes are taken in the order in which one causes another: tasks, weights, tools,
+reward components, endings, lengths; each explains what those before it have left. The parts and the
+rest add up to the fall.
+
+Dimension key: S = steps, N = trajectories of both spans, C = groups of samples, K = columns, L =
+changes, R = resamples.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from agent_r1.runs.store import TOOL_FAILURES, flat_row
+
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+Span = tuple[int, int]
+"""First and last step, both included."""
+
+WIDTHS = (5, 10, 20, 40)
+"""Lengths of the spans in which a fall is looked for, in steps."""
+LEVEL = 0.95
+RESAMPLES = 400
+AT_ONCE = 256
+"""Groups whose products are in memory at a time."""
+SEED = 0
+LEAST_SHIFT = 0.02
+"""Least change of a share of trajectories that is looked into."""
+LEAST_PART = 0.02
+"""Least share of the fall that a change explains; below it is only listed."""
+MOST_KINDS = 8
+"""Most values of a change that are told apart, and least trajectories of each."""
+EXAMPLES = 3
+SAME_TEXT = 0.2
+"""Share of a tool's results from which an equal text is no accident."""
+FREE, TIME, NEUTRAL = 1e-6, 20.0, 5.0
+"""Ridge penalties, in trajectories. They decide what few trajectories tell, because almost all of
+one span differ from almost all of the other: beside a failure (FREE), that the spans differ by
+themselves needs evidence (TIME); beside a mere change, such as a version, the change (NEUTRAL)."""
+FINE = "fine"
+BADNESS = BROKEN, EMPTY, SAME, _ = "failed", "empty", "the same text", FINE
+"""What becomes of a call; of several, the first of these counts."""
+ORDER = ("tasks", "weights", "tool", "component", "ending", "length")
+"""Kinds of changes, causes before their effects."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A score over two spans."""
+
+    score: str
+    before: Span
+    after: Span
+    means: tuple[float, float]
+    """Means of the steps before and after."""
+    low: float
+    high: float
+    """Interval of after minus before (Welch, over steps); wider where several were looked at."""
+    looks: int
+    """How many were."""
+
+    @property
+    def mean(self) -> float:
+        """After minus before."""
+        return self.means[1] - self.means[0]
+
+    @property
+    def fell(self) -> bool:
+        """Whether the interval lies below 0, by more than rounding."""
+        return self.high < -1e-9
+
+
+def compare_spans(
+    score: str, steps_S: Floats, values_S: Floats, before: Span, after: Span, looks: int
+) -> Change | None:
+    """Compare a score in two spans; None where one has fewer than two steps that measured it.
+
+    Args:
+        score: its name.
+        steps_S: [S] learner steps.
+        values_S: [S] their mean score; NaN where it was not measured.
+        before: a span.
+        after: another one.
+        looks: comparisons among which this one was chosen (Bonferroni).
+    """
+    known_S = np.isfinite(values_S)
+    inside = [(steps_S >= span[0]) & (steps_S <= span[1]) & known_S for span in (before, after)]
+    a, b = (values_S[mask] for mask in inside)
+    if min(len(a), len(b)) < 2:
+        return None
+    errors = a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)
+    margin = float(_margin(errors[0], errors[1], len(a), len(b), looks))
+    means = float(a.mean()), float(b.mean())
+    change = means[1] - means[0]
+    return Change(score, before, after, means, change - margin, change + margin, looks)
+
+
+def _margin(error_a: Any, error_b: Any, size_a: int, size_b: int, looks: int) -> Any:
+    """Return half the width of Welch's interval, for squared errors of two means of so many."""
+    squared = error_a + error_b
+    parts = error_a**2 / (size_a - 1) + error_b**2 / (size_b - 1)
+    freedom = squared**2 / np.maximum(parts, np.finfo(float).tiny)
+    share = 1 - (1 - LEVEL) / 2 / looks
+    return t_quantile(share, np.maximum(freedom, 1.0)) * np.sqrt(squared)
+
+
+def find_fall(score: str, steps_S: Floats, values_S: Floats, scores: int = 1) -> Change | None:
+    """Return the change whose interval lies lowest: the fall that is least likely chance.
+
+    Its interval holds for all places and lengths that are looked at, and for all scores.
+
+    Args:
+        score: its name.
+        steps_S: [S] learner steps, ascending.
+        values_S: [S] their mean score; NaN where it was not measured.
+        scores: among which the reader, or the page, chooses.
+    """
+    known_S = np.isfinite(values_S)
+    places_S, known_values_S = steps_S[known_S].astype(int).tolist(), values_S[known_S]
+    widths = [width for width in WIDTHS if 2 * width <= len(places_S)]
+    found: list[tuple[float, int, int, int]] = []
+    for width in widths:
+        windows = np.lib.stride_tricks.sliding_window_view(known_values_S, width)
+        means, errors = windows.mean(axis=1), windows.var(axis=1, ddof=1) / width
+        looks = scores * len(widths) * (len(means) - width)
+        margins = _margin(errors[:-width], errors[width:], width, width, looks)
+        highs = means[width:] - means[:-width] + margins
+        best = int(highs.argmin())
+        found.append((float(highs[best]), best, width, looks))
+    if not found:
+        return None
+    _, first, width, looks = min(found)
+    spans = [(places_S[i], places_S[i + width - 1]) for i in (first, first + width)]
+    return compare_spans(score, steps_S, values_S, spans[0], spans[1], looks)
+
+
+def t_quantile(share: float, freedom: Any) -> Any:
+    """Return the quantile of Student's t by its expansion around the normal one.
+
+    Args:
+        share: below the quantile.
+        freedom: degrees of freedom, one number or an array.
+
+    Source: Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 26.7.5.
+    """
+    z = NormalDist().inv_cdf(share)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / freedom ** (i + 1) for i, term in enumerate(terms))
+
+
+# What may have changed
+
+
+@dataclass(frozen=True)
+class Case:
+    """One trajectory of a span."""
+
+    record: Mapping[str, Any]
+    """As record.py makes it."""
+    is_after: bool
+    place: tuple[str, int]
+    """File and row, by which it is found again."""
+    weights: str = FINE
+    """What is known of the weights that sampled it; FINE: nothing bad."""
+
+    @property
+    def cluster(self) -> tuple[bool, int, object]:
+        """Samples of one group: they have the task in common, so that they are not independent."""
+        return self.is_after, self.record["step"], self.record["group_id"]
+
+    def score(self, name: str) -> float | None:
+        """Return its reward, or a component of it."""
+        reward = self.record.get("reward") or {}
+        return reward.get("total") if name == "reward" else reward.get("components", {}).get(name)
+
+
+class Trait(NamedTuple):
+    """Something in which trajectories differ: a value of each."""
+
+    kind: str
+    """Of ORDER."""
+    name: str
+    values: Sequence[str | None]
+    """[N] None where a trajectory has none: it then says nothing about the others."""
+    penalty: float = NEUTRAL
+    usual: str | None = None
+    """Value that the others are compared with; None: the most frequent one before."""
+
+
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """A trait as columns of 0 and 1: one for each value but the usual one."""
+
+    trait: Trait
+    columns: Mapping[str, Mask]
+    """[N] trajectories that have a value, by value; rare values together."""
+    controls: Sequence[Mask]
+    """[N] trajectories without a value, and those after."""
+
+    @classmethod
+    def of(cls, trait: Trait, after_N: Mask) -> Factor:
+        """Tell the most frequent values apart."""
+        counts = Counter(value for value in trait.values if value is not None)
+        common = {v for v, count in counts.most_common(MOST_KINDS) if count >= MOST_KINDS}
+        merged = [v if v is None or v in common else "other" for v in trait.values]
+        before = Counter(v for v, after in zip(merged, after_N, strict=True) if v and not after)
+        usual = trait.usual or next((value for value, _ in before.most_common(1)), None)
+        kinds = sorted({value for value in merged if value not in (None, usual)})
+        columns = {kind: np.array([v == kind for v in merged]) for kind in kinds}
+        has_none = np.array([v is None for v in merged])
+        controls = [mask for mask in (has_none, has_none & after_N) if mask.any()]
+        return cls(trait, columns, controls)
+
+    def moved(self, after_N: Mask) -> tuple[str, float, float]:
+        """Return the value whose share has changed most, and its shares before and after."""
+        shares = (
+            (value, float(column[~after_N].mean()), float(column[after_N].mean()))
+            for value, column in self.columns.items()
+        )
+        return max(shares, key=lambda one: abs(one[2] - one[1]), default=("", 0.0, 0.0))
+
+
+def factors(cases: Sequence[Case], score: str) -> list[Factor]:
+    """Return all in which the trajectories of two spans may differ, for what a score did."""
+    after_N = np.array([case.is_after for case in cases])
+    traits = [
+        *_of_tasks(cases),
+        Trait("weights", "weights", [c.weights for c in cases], FREE, FINE),
+    ]
+    traits += [*_of_tools(cases), *_of_components(cases, score), *_of_behaviour(cases)]
+    made = [Factor.of(trait, after_N) for trait in traits]
+    shifts = [after - before for _, before, after in (one.moved(after_N) for one in made)]
+    return [one for one, shift in zip(made, shifts, strict=True) if abs(shift) >= LEAST_SHIFT]
+
+
+def _binned(values: Sequence[float | None]) -> list[str | None]:
+    """Return which quarter of all values each is in."""
+    known = [value for value in values if value is not None]
+    edges = np.unique(np.quantile(known, [0.25, 0.5, 0.75])) if known else np.empty(0)
+    texts = [f"{edge:.4g}" for edge in edges]
+    between = [f"{a} to {b}" for a, b in pairwise(texts)]
+    names = [f"up to {texts[0]}", *between, f"above {texts[-1]}"] if texts else []
+    return [None if v is None else names[int(np.searchsorted(edges, v))] for v in values]
+
+
+def _of_tasks(cases: Sequence[Case]) -> Iterator[Trait]:
+    """Yield the fields of the tasks, and how long the prompts are."""
+    tables = [case.record["metadata"] for case in cases]
+    for name in dict.fromkeys(key for table in tables for key in table):
+        values = [str(table.get(name)) for table in tables]
+        if 1 < len(set(values)) <= len(cases) / MOST_KINDS:  # else it is a name of each
+            yield Trait("tasks", name, values)
+    lengths = [case.record.get("prompt_length") for case in cases]
+    yield Trait("tasks", "tokens of the prompt", _binned(lengths))
+
+
+def _of_tools(cases: Sequence[Case]) -> Iterator[Trait]:
+    """Yield of each tool: what became of its calls, and of the good ones version, time, length."""
+    calls = [[c for turn in case.record["turns"] for c in turn["calls"]] for case in cases]
+    tools = Counter(call["tool"] for some in calls for call in some if call["tool"])
+    for tool, _ in tools.most_common(MOST_KINDS):  # models also write names of tools that are none
+        own = [[call for call in some if call["tool"] == tool] for some in calls]
+        repeated = _repeated(call for some in own for call in some)
+        endings = [[_ending(call, repeated) for call in some] for some in own]
+        worst = [min(of_it, key=BADNESS.index, default=None) for of_it in endings]
+        yield Trait("tool", f"{tool}: result", worst, FREE, FINE)
+        pairs = [zip(some, of_it, strict=True) for some, of_it in zip(own, endings, strict=True)]
+        good = [[call for call, ending in of_it if ending == FINE] for of_it in pairs]
+        versions = [sorted({call.get("version", "") for call in some}) for some in good]
+        yield Trait("tool", f"{tool}: version", [", ".join(some) or None for some in versions])
+        times = [_mean(call.get("latency_ms", 0.0) for call in some) for some in good]
+        yield Trait("tool", f"{tool}: milliseconds", _binned(times))
+        lengths = [_mean(len(call.get("text", "")) for call in some) for some in good]
+        yield Trait("tool", f"{tool}: length of results", _binned(lengths))
+        yield Trait("length", f"{tool}: calls", _binned([len(some) for some in own]))
+
+
+def _ending(call: Mapping[str, Any], repeated: set[str]) -> str:
+    if call["status"] in TOOL_FAILURES:
+        return BROKEN
+    text = call.get("text", "").strip()
+    return SAME if text in repeated else FINE if text else EMPTY
+
+
+def _repeated(calls: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the texts that a tool gives to many different arguments."""
+    asked: dict[str, set[str]] = {}
+    for call in calls:
+        if call["status"] == "ok":
+            asked.setdefault(call.get("text", "").strip(), set()).add(str(call.get("arguments")))
+    total = sum(map(len, asked.values()))
+    return {text for text, of_it in asked.items() if text and len(of_it) > SAME_TEXT * total > 2}
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return sum(found) / len(found) if found else None
+
+
+def _of_components(cases: Sequence[Case], score: str) -> Iterator[Trait]:
+    """Yield the components that rose: a policy may have learned them at the score's expense."""
+    if score == "reward":
+        return  # each is a part of it
+    names = {name for c in cases for name in (c.record.get("reward") or {}).get("components", {})}
+    for name in sorted(names - {score}):
+        values = [case.score(name) for case in cases]
+        before, after = (
+            _mean(
+                v
+                for v, c in zip(values, cases, strict=True)
+                if v is not None and c.is_after is side
+            )
+            for side in (False, True)
+        )
+        if before is not None and after is not None and after > before:
+            yield Trait("component", name, _binned(values))
+
+
+def _of_behaviour(cases: Sequence[Case]) -> Iterator[Trait]:
+    rows = [flat_row(case.record, None) for case in cases]
+    yield Trait("ending", "ending", [f"{row['status']}, {row['reason']}" for row in rows])
+    for name, title in (("num_turns", "turns"), ("num_sampled", "sampled tokens")):
+        yield Trait("length", title, _binned([row[name] for row in rows]))
+
+
+# What a change explains
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one change explains of a fall."""
+
+    kind: str
+    name: str
+    value: str
+    """Value of it that explains most."""
+    shares: tuple[float, float]
+    """Trajectories with that value, before and after."""
+    mean: float
+    """Part of the fall, in units of the score."""
+    low: float
+    high: float
+    """Bootstrap over groups of samples."""
+    examples: list[tuple[str, int]]
+    """Places of trajectories after with that value, the lowest scores first."""
+
+    @property
+    def is_named(self) -> bool:
+        """Whether its interval lies above 0."""
+        return self.low > 0.0
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A fall and its parts; `fall` is `rest` plus the means of all parts."""
+
+    fall: float
+    """Mean of the trajectories before, minus that after."""
+    rest: float
+    """What no change explains: trajectories that are alike have another score."""
+    counts: tuple[int, int]
+    """Trajectories before and after."""
+    parts: list[Part] = field(default_factory=list)
+    """The largest first."""
+    others: list[tuple[str, str, float, float]] = field(default_factory=list)
+    """Changes that explain less than LEAST_PART: name, value that moved most, its shares."""
+
+
+def explain(cases: Sequence[Case], score: str) -> Explanation | None:
+    """Explain what a score did from one span to the other; None where one span has no trajectory.
+
+    Args:
+        cases: [N] trajectories of both spans; those without the score are left out.
+        score: `reward`, or a component.
+
+    Source: Oaxaca, International Economic Review 14 (1973); Blinder, Journal of Human Resources 8
+        (1973).
+    """
+    known = [case for case in cases if case.score(score) is not None]
+    values_N = np.array([case.score(score) for case in known], dtype=np.float64)
+    after_N = np.array([case.is_after for case in known], dtype=bool)
+    if not after_N.any() or after_N.all():
+        return None
+    fall = float(values_N[~after_N].mean() - values_N[after_N].mean())
+    model = _Model(values_N, after_N)
+    chosen, others = model.choose(factors(known, score), LEAST_PART * abs(fall))
+    parts_LR = model.resample(chosen, [case.cluster for case in known])
+    parts = [
+        _part(known, values_N, after_N, *of_it)
+        for of_it in zip(chosen, model.parts(chosen), parts_LR, strict=True)
+    ]
+    counts = int((~after_N).sum()), int(after_N.sum())
+    rest = fall - sum(part.mean for part in parts)
+    parts.sort(key=lambda part: -part.mean)
+    listed = [(one.trait.name, *one.moved(after_N)) for one in others]
+    return Explanation(fall, rest, counts, parts, listed)
+
+
+def _part(
+    cases: Sequence[Case],
+    values_N: Floats,
+    after_N: Mask,
+    factor: Factor,
+    mean: float,
+    resampled_R: Floats,
+) -> Part:
+    value, *shares = factor.moved(after_N)
+    tail = (1 - LEVEL) / 2 * 100
+    low, high = np.percentile(resampled_R, [tail, 100 - tail])
+    has = factor.columns[value] & after_N
+    if not has.any():  # it is the value that has gone
+        has = after_N
+    worst = np.argsort(np.where(has, values_N, np.inf), kind="stable")
+    examples = [cases[i].place for i in worst[: min(EXAMPLES, int(has.sum()))]]
+    return Part(
+        factor.trait.kind,
+        factor.trait.name,
+        value,
+        (shares[0], shares[1]),
+        mean,
+        float(low),
+        float(high),
+        examples,
+    )
+
+
+class _Model:
+    """Regressions of a score on the span and a factor; all sums come from products of columns."""
+
+    def __init__(self, values_N: Floats, after_N: Mask) -> None:
+        self._values_N = values_N
+        self._after_N = after_N
+
+    def choose(
+        self, candidates: Sequence[Factor], least: float
+    ) -> tuple[list[Factor], list[Factor]]:
+        """Return factors in the order of ORDER, of one kind what explains most first; the rest."""
+        chosen: list[Factor] = []
+        for kind in ORDER:
+            waiting = [one for one in candidates if one.trait.kind == kind]
+            while waiting:
+                gains = [self.parts([*chosen, one])[-1] for one in waiting]
+                best = int(np.argmax(np.abs(gains)))
+                if abs(gains[best]) < least:
+                    break
+                chosen.append(waiting.pop(best))
+        return chosen, [one for one in candidates if one not in chosen]
+
+    def parts(self, chosen: Sequence[Factor]) -> list[float]:
+        """Return what each of some factors explains beyond those before it."""
+        table = self._table(chosen)
+        return _parts_of((table.T @ table)[None], chosen)[:, 0].tolist()
+
+    def resample(self, chosen: Sequence[Factor], clusters: Sequence[object]) -> Floats:
+        """Return [L, R] what each of L factors explains, in resamples of the clusters."""
+        table = self._table(chosen)
+        names = {name: i for i, name in enumerate(dict.fromkeys(clusters))}
+        of_N = np.array([names[name] for name in clusters])
+        is_after_C = np.zeros(len(names), bool)
+        is_after_C[of_N[self._after_N]] = True
+        rng = np.random.default_rng(SEED)
+        counts_RC = np.zeros((RESAMPLES, len(names)))
+        for side in (np.flatnonzero(is_after_C), np.flatnonzero(~is_after_C)):
+            even = np.full(len(side), 1 / len(side))
+            counts_RC[:, side] = rng.multinomial(len(side), even, RESAMPLES)
+        width = table.shape[1]
+        products_R = np.zeros((RESAMPLES, width * width))
+        for first in range(0, len(names), AT_ONCE):
+            products = np.zeros((AT_ONCE, width * width))
+            for i in np.flatnonzero((of_N >= first) & (of_N < first + AT_ONCE)):
+                products[of_N[i] - first] += np.outer(table[i], table[i]).ravel()
+            counts = counts_RC[:, first : first + AT_ONCE]
+            products_R += counts @ products[: counts.shape[1]]
+        return _parts_of(products_R.reshape(-1, width, width), chosen)
+
+    def _table(self, chosen: Sequence[Factor]) -> Floats:
+        """Return [N, K + 1]: 1, the span, the columns of the factors, the score."""
+        columns = [column for one in chosen for column in (*one.columns.values(), *one.controls)]
+        ones = np.ones_like(self._values_N)
+        return np.column_stack([ones, self._after_N, *columns, self._values_N]).astype(np.float64)
+
+
+def _parts_of(products_R: Floats, chosen: Sequence[Factor]) -> Floats:
+    """Return [L, R] what each factor explains of what those before it have left.
+
+    Args:
+        products_R: [R, K + 1, K + 1] sums of the products of the columns of `_Model._table`.
+        chosen: [L] factors.
+    """
+    whole, after = products_R[:, 0], products_R[:, 1]
+    counts_after = after[:, 1:2]
+    shift = after / counts_after - (whole - after) / (whole[:, :1] - counts_after)
+    left = products_R[:, :, -1].copy()  # products of all columns with what is left of the score
+    parts: list[Floats] = []
+    start = 2
+    for factor in chosen:
+        end = start + len(factor.columns)
+        stop = end + len(factor.controls)
+        is_failure = factor.trait.penalty == FREE
+        time = TIME if is_failure else FREE
+        penalties = [FREE, time, *[factor.trait.penalty] * (end - start)]
+        penalties += [FREE, time][: stop - end]
+        own = [0, 1, *range(start, stop)]
+        matrix = products_R[:, own][:, :, own] + np.diag(penalties)
+        slopes = np.linalg.solve(matrix, left[:, own, None])[:, 2 : 2 + end - start, 0]
+        parts.append(-(shift[:, start:end] * slopes).sum(axis=1))
+        left -= (products_R[:, :, start:end] @ slopes[..., None])[..., 0]
+        start = stop
+    return np.array(parts).reshape(len(chosen), len(products_R))

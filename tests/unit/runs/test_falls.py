@@ -1,0 +1,258 @@
+"""What a change explains of a fall, on frames small enough to work out by hand."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent_r1.runs.falls import Case, Explanation, compare_spans, explain, find_fall, t_quantile
+
+NEAR = 0.01
+DOUBT = 50 / 55
+"""A mere change is believed as far as trajectories of one span show it: 100 with and 100 without it
+count as 100 * 100 / 200, against NEUTRAL = 5."""
+
+
+def case(number: int, is_after: bool, score: float, **facts: Any) -> Case:
+    """A trajectory that is alone in its group, and called the tool once."""
+    call = {
+        "tool": "search",
+        "status": "ok",
+        "arguments": {"query": f"q{number}"},
+        "text": f"Found {number % 7}.",
+        "version": "1",
+        "latency_ms": 1.0,
+    }
+    calls = [call | facts["call"]] if facts.get("call") != {} else []
+    calls += (
+        [call | {"tool": "other", "latency_ms": facts["other_ms"]}] if "other_ms" in facts else []
+    )
+    record = {
+        "step": 1 + is_after,
+        "group_id": number,
+        "task_id": f"q{number}",
+        "metadata": facts.get("metadata", {"set": "easy"}),
+        "prompt_length": 10,
+        "status": "COMPLETED",
+        "reason": "answer",
+        "turns": [{"calls": calls}] * facts.get("turns", 1),
+        "mask_spans": [[0, facts.get("sampled", 5)]],
+        "reward": {"total": score, "components": {"right": score, **facts.get("components", {})}},
+    }
+    return Case(record, is_after, ("step.parquet", number), facts.get("weights", "fine"))
+
+
+def cases(*kinds: tuple[bool, int, int, dict[str, Any]]) -> list[Case]:
+    """Trajectories of some kinds: is it after, how many, how many are right, what is special."""
+    made: list[Case] = []
+    for is_after, count, right, facts in kinds:
+        facts = {"call": {}, **facts} if facts.get("no_call") else {"call": {"x": 0}, **facts}
+        made += [case(len(made) + i, is_after, float(i < right), **facts) for i in range(count)]
+    return made
+
+
+def parts_of(found: Explanation | None) -> dict[str, float]:
+    """The part that each change explains."""
+    assert found is not None
+    return {part.name: part.mean for part in found.parts}
+
+
+def explained(some: Sequence[Case], score: str = "right") -> Explanation:
+    found = explain(some, score)
+    assert found is not None
+    # What no change explains is the rest, to the last digit.
+    assert sum(part.mean for part in found.parts) + found.rest == pytest.approx(found.fall)
+    return found
+
+
+def test_harder_tasks_explain_what_their_share_times_their_difference_is():
+    hard = {"metadata": {"set": "hard"}}
+    found = explained(cases((False, 200, 160, {}), (True, 100, 80, {}), (True, 100, 20, hard)))
+    # The share of hard tasks grew by 1/2, and they score 0.2 where others score 0.8: 0.3.
+    assert found.fall == pytest.approx(0.3)
+    assert parts_of(found) == {"set": pytest.approx(0.3 * DOUBT)}
+    (part,) = found.parts
+    assert (part.kind, part.value, part.shares) == ("tasks", "hard", (0.0, 0.5))
+    assert 0.15 < part.low < part.mean < part.high < 0.4
+    assert part.is_named
+    # The examples are hard tasks that went wrong: after 300 others, 20 of which are right.
+    assert part.examples == [("step.parquet", 320 + i) for i in range(3)]
+
+
+def test_a_new_set_that_is_as_hard_explains_nothing_of_what_happened_to_all():
+    other = {"metadata": {"set": "other"}}
+    found = explained(cases((False, 200, 160, {}), (True, 100, 40, {}), (True, 100, 40, other)))
+    assert found.parts == []
+    assert found.rest == pytest.approx(0.4)
+    assert ("set", "other", 0.0, 0.5) in found.others
+
+
+def test_failing_calls_explain_what_those_without_them_have_kept():
+    failed = {"call": {"status": "error"}}
+    found = explained(cases((False, 200, 160, {}), (True, 120, 12, failed), (True, 80, 64, {})))
+    # 0.6 of the trajectories, 0.1 in place of 0.8: 0.42.
+    assert parts_of(found) == {"search: result": pytest.approx(0.42, abs=NEAR)}
+
+
+@pytest.mark.parametrize(
+    ("broken", "value"),
+    [
+        ({"status": "error"}, "failed"),
+        ({"text": " "}, "empty"),
+        ({"text": "later"}, "the same text"),
+    ],
+)
+def test_a_tool_that_broke_for_all_is_blamed_before_one_that_became_slow(
+    broken: dict[str, Any], value: str
+):
+    # No trajectory after has a good result, so that none tells failing from slow, or from time.
+    found = explained(
+        cases(
+            (False, 200, 160, {"other_ms": 1.0}),
+            (True, 200, 20, {"other_ms": 50.0, "call": broken}),
+        )
+    )
+    assert found.parts[0].name == "search: result"
+    assert found.parts[0].value == value
+    assert found.parts[0].mean == pytest.approx(0.7, abs=0.02)
+    assert all(part.mean < 0.02 for part in found.parts[1:])
+
+
+def test_those_that_call_no_tool_do_not_excuse_one_that_broke():
+    # Who guesses is right 2 times in 10, before and after: failing is no worse than guessing.
+    failed, guess = {"call": {"status": "error"}}, {"no_call": True}
+    found = explained(
+        cases(
+            (False, 180, 144, {}),
+            (False, 20, 4, guess),
+            (True, 180, 36, failed),
+            (True, 20, 4, guess),
+        )
+    )
+    # 0.9 of the trajectories fell from 0.8 to 0.2: 0.54, which is the whole fall.
+    assert parts_of(found) == {"search: result": pytest.approx(0.54, abs=NEAR)}
+
+
+def test_a_slower_tool_and_longer_answers_explain_nothing():
+    changed = {"call": {"latency_ms": 9.0}, "sampled": 50}
+    found = explained(cases((False, 200, 160, {}), (True, 200, 80, changed)))
+    assert all(abs(part.mean) < 0.02 for part in found.parts)
+    assert not any(part.is_named and part.mean > 0.02 for part in found.parts)
+    assert found.rest > 0.35
+
+
+def test_a_new_tool_that_all_use_is_not_to_blame_for_being_new():
+    found = explained(cases((False, 200, 160, {}), (True, 200, 80, {"other_ms": 1.0})))
+    assert parts_of(found).keys() <= {"other: calls"}
+    assert found.rest == pytest.approx(0.4, abs=NEAR)
+
+
+def test_weights_that_the_canary_warned_of_explain_what_is_not_seen_otherwise():
+    bad = {"weights": "the canary warned"}
+    found = explained(cases((False, 200, 160, {}), (True, 200, 80, bad)))
+    assert parts_of(found) == {"weights": pytest.approx(0.4, abs=NEAR)}
+
+
+def test_effects_of_a_cause_are_not_counted_a_second_time():
+    # Failing calls are made twice, which takes two turns.
+    failed = {"call": {"status": "error"}, "turns": 2, "sampled": 9}
+    found = explained(cases((False, 200, 160, {}), (True, 120, 12, failed), (True, 80, 64, {})))
+    assert parts_of(found) == {"search: result": pytest.approx(0.42, abs=NEAR)}
+
+
+def test_a_component_that_rose_at_the_expense_of_the_score_is_found():
+    pleased = {"components": {"nice": 1.0}}
+    plain = {"components": {"nice": 0.0}}
+    some = cases((False, 200, 160, plain), (True, 100, 80, plain), (True, 100, 10, pleased))
+    # Half of the trajectories, 0.1 in place of 0.8: 0.35.
+    found = explained(some)
+    assert parts_of(found) == {"nice": pytest.approx(0.35 * DOUBT)}
+    assert found.parts[0].kind == "component"
+    # The other way round it fell along, and explains nothing.
+    along = cases((False, 200, 160, pleased), (True, 200, 80, plain))
+    assert explained(along).parts == []
+    # One that is measured since the fall is no more than that.
+    assert explained(cases((False, 200, 160, {}), (True, 200, 80, plain))).parts == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_parts_and_rest_are_the_fall_of_any_frame(seed: int):
+    chance = random.Random(seed)
+    some: list[Case] = []
+    for number in range(240):
+        is_after = chance.random() < 0.5
+        call = {
+            "status": chance.choice(["ok", "ok", "error"]),
+            "text": chance.choice(["", "a", f"b{number}"]),
+            "latency_ms": chance.expovariate(1.0),
+            "version": chance.choice("12"),
+        }
+        facts = {
+            "call": call if chance.random() < 0.8 else {},
+            "metadata": {"set": chance.choice(["x", "y", "z"]), "level": chance.randrange(3)},
+            "components": {"nice": chance.random()},
+            "turns": chance.randrange(1, 4),
+            "sampled": chance.randrange(1, 90),
+        }
+        some.append(case(number, is_after, chance.random(), **facts))
+    assert len(explained(some).parts) > 1
+
+
+def test_without_trajectories_on_both_sides_nothing_is_explained():
+    assert explain(cases((False, 20, 10, {})), "right") is None
+    assert explain(cases((False, 20, 10, {}), (True, 20, 10, {})), "unknown") is None
+
+
+@pytest.mark.parametrize(
+    # Tables of Student's distribution.
+    ("share", "freedom", "expected"),
+    [(0.975, 10, 2.2281), (0.999, 10, 4.1437), (0.9995, 8, 5.0413), (0.975, 1e9, 1.95996)],
+)
+def test_quantiles_of_t_are_those_of_the_tables(share: float, freedom: float, expected: float):
+    assert t_quantile(share, freedom) == pytest.approx(expected, abs=0.01)
+
+
+def test_spans_are_compared_with_an_interval_of_welch():
+    steps = np.arange(1, 9, dtype=np.float64)
+    values = np.array([0.5, 0.7, 0.6, 0.6, 0.2, 0.4, 0.3, 0.3])
+    change = compare_spans("em", steps, values, (1, 4), (5, 8), 1)
+    assert change is not None
+    assert change.mean == pytest.approx(-0.3)
+    # Variance 0.02 / 3 on each side, over 4 steps: 1/600 each; t(0.975, 6) = 2.4469.
+    half = 2.4469 * (2 / 600) ** 0.5
+    assert (change.low, change.high) == pytest.approx((-0.3 - half, -0.3 + half), abs=1e-3)
+    assert change.fell
+    wider = compare_spans("em", steps, values, (1, 4), (5, 8), 1000)
+    assert wider is not None
+    assert wider.low < change.low < change.high < wider.high
+    assert compare_spans("em", steps, values, (1, 1), (2, 2), 1) is None
+    level = compare_spans("em", steps, np.full(8, 0.1), (1, 4), (5, 8), 1)
+    assert level is not None
+    assert not level.fell
+
+
+def test_a_fall_is_found_where_it_is():
+    rng = np.random.default_rng(0)
+    steps = np.arange(1, 61, dtype=np.float64)
+    values = np.where(steps < 40, 0.7, 0.4) + 0.05 * rng.standard_normal(60)
+    values[10] = np.nan
+    change = find_fall("em", steps, values)
+    assert change is not None
+    assert change.fell
+    assert change.after[0] == 40
+
+
+def test_noise_and_learning_are_no_fall():
+    rng = np.random.default_rng(1)
+    steps = np.arange(1, 61, dtype=np.float64)
+    falls = 0
+    for _ in range(200):
+        change = find_fall("em", steps, 0.005 * steps + 0.1 * rng.standard_normal(60))
+        assert change is not None
+        falls += change.fell
+    # At most 5 % by the level; 200 draws of it are above 18 once in a hundred times.
+    assert falls <= 18
