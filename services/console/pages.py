@@ -87,6 +87,6 @@ _TEMPLATES.filters |= {
 def page(request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:
     """Return a page."""
     html = _TEMPLATES.get_template(template).render(
-        csrf=request.state.csrf, here=request.url.path, **values
+        csrf=request.state.csrf, here=request.url.path, mirror=request.app.state.mirror, **values
     )
     return HTMLResponse(html, status)

@@ -30,7 +30,7 @@ def add_runs(app: FastAPI, runs: Runs, cache: MetricsCache) -> None:
         return page(
             request,
             "runs.html",
-            root=runs.root,
+            where=runs.root if runs.mirror is None else runs.mirror.url,
             runs=some,
             start=start,
             later=later,

@@ -10,12 +10,15 @@ import shutil
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from fastapi import FastAPI
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
+from agent_r1.runs.remote import add_store_routes
 from agent_r1.runs.store import TrajectoryStore
 from agent_r1.runtime.files.run_folder import LAUNCHER_FILE
 from agent_r1_proto.connection import RedisConnection
@@ -34,13 +37,13 @@ from tests.support.console_scene import (
     write_run,
 )
 from tests.support.forked import AGENT_R1, Forked
+from tests.support.served import TOKEN, served
 
 pytestmark = pytest.mark.redis
 
 START_TIMEOUT_S = 60.0
 SHOWN_TIMEOUT_MS = 30_000
 """Longest that a test waits until a page shows something, on a busy machine."""
-TOKEN = "0123456789abcdef0123456789abcdef"
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
 ECHO = """
 from agent_r1 import Tool
@@ -120,9 +123,9 @@ class Console:
         self.processes.append(Forked(AGENT_R1, *command, env=env, log=log, cwd=self._folder))
         return log
 
-    def start(self, **variables: str) -> str:
-        """Start the console, and return its URL."""
-        log = self.spawn("ui", str(self.runs), "--port", "0", **variables)
+    def start(self, runs: str = "", **variables: str) -> str:
+        """Start the console over its runs, or `runs`, and return its URL."""
+        log = self.spawn("ui", runs or str(self.runs), "--port", "0", **variables)
         found = wait_for(lambda: re.search(r"is at (http://\S+);", log.read_text()), "no console")
         return found[1]
 
@@ -381,14 +384,34 @@ def test_a_run_is_stopped_after_a_question(console: Console, page: Page):
     assert launcher.wait(START_TIMEOUT_S) == 0
 
 
+def test_a_learner_elsewhere_is_followed_until_it_is_gone(
+    console: Console, page: Page, tmp_path: Path
+):
+    folder = write_run(console.scene, tmp_path / "elsewhere")
+    append_lines(folder / "metrics.jsonl", [step_line(1)])
+    app = FastAPI()
+    add_store_routes(app, folder)
+    with served(nullcontext(app)) as learner:
+        url = console.start(learner, AGENT_R1_TOKEN=TOKEN.value)
+        page.goto(f"{url}/?token={TOKEN.value}")
+        expect(page.get_by_role("row", name="elsewhere running 1 of 3")).to_be_visible()
+        page.goto(f"{url}/curves?run=elsewhere&metric=reward/mean")
+        expect(page.locator(".legend td").first).to_have_text("0.01")
+        append_lines(folder / "metrics.jsonl", [step_line(2)])
+        expect(page.locator(".legend td").first).to_have_text("0.02")
+    expect(page.get_by_text(f"{learner} has not answered since")).to_be_visible()
+    page.reload()
+    expect(page.locator(".legend td").first).to_have_text("0.02")
+
+
 def test_a_browser_sends_the_token_once(console: Console, page: Page):
     write_run(console.scene, console.runs / "run")
-    url = console.start(AGENT_R1_TOKEN=TOKEN)
+    url = console.start(AGENT_R1_TOKEN=TOKEN.value)
     page.goto(f"{url}/runs/run")
-    page.get_by_label("Token").fill(TOKEN)
+    page.get_by_label("Token").fill(TOKEN.value)
     page.get_by_role("button", name="Go on").click()
     expect(page).to_have_url(f"{url}/runs/run")
-    page.goto(f"{url}/curves?token={TOKEN}&run=run")
+    page.goto(f"{url}/curves?token={TOKEN.value}&run=run")
     expect(page.get_by_role("heading", level=1)).to_have_text("Curves")
-    assert TOKEN not in page.url
+    assert TOKEN.value not in page.url
     assert page.evaluate("document.cookie") == ""
