@@ -1,0 +1,24 @@
+"""Query plans of the index of trajectories: what of its statements walks a table without an index."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+
+SMALL = ("SCAN files", "SCAN CONSTANT ROW")
+"""The table of files has a row a step, and each look compares all of them with the folder."""
+MATCH = "SCAN texts VIRTUAL TABLE INDEX 0:M"
+"""FTS5's word for a search through its own index."""
+
+
+def table_scans(database: sqlite3.Connection, statements: Iterable[str]) -> list[str]:
+    """Return the steps of the plans of SELECT statements that read all rows of a large table."""
+    plans = {
+        step
+        for statement in set(statements)
+        if statement.startswith("SELECT")
+        for *_, step in database.execute(f"EXPLAIN QUERY PLAN {statement}")
+    }
+    assert any("SEARCH" in step for step in plans), "these are no statements of the index"
+    scans = [step for step in plans if step.startswith("SCAN") and " USING " not in step]
+    return [step for step in scans if not step.startswith((*SMALL, MATCH))]
