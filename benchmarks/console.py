@@ -9,6 +9,7 @@ step of one run, "unchanged" without one. The index of trajectories is built bef
 
 A page of more than 100 rows or 200 kB, and a query that walks a table without an index, end it with
 an error. With --browser 1, Chromium turns pages and follows curves, and its heap is measured.
+make bench CASE=console ARGS="--runs 2 --steps 40 --trajectories 2000" is a form of seconds.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,13 +34,16 @@ from agent_r1.console.pages import MOST_RUNS
 from agent_r1.console.runs import Runs
 from agent_r1.runs.index import RunIndex
 from agent_r1.runs.store import StoredTrajectory, TrajectoryStore
+from agent_r1.runtime.http.token import token_headers
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.trajectory import ToolCallRecord
 from benchmarks.harness import Row, read_options, write_report
+from tests.support.browser import chromium, heap_bytes
 from tests.support.builders import rollout_task, scored, stored
 from tests.support.config_scene import write_scene
 from tests.support.console_scene import append_lines, step_line, write_run
 from tests.support.query_plans import table_scans
+from tests.support.served import TOKEN, served
 
 METRICS = 100
 MS = 1000
@@ -48,8 +53,10 @@ TASKS = 500
 """Questions; each evaluation asks all of them."""
 MOST_ROWS = 100
 MOST_BYTES = 200_000
-HEAP_EVERY = 20
-"""Pages between two looks at the browser's heap."""
+TURNED = 100
+"""Pages of the list that a browser turns."""
+FOLLOWED_S = 60
+"""Time for which a browser follows the curves of all runs, with a new step every second."""
 RUN = "/runs/run0"
 HTML = re.compile(r"<tbody>.*?</tbody>", re.DOTALL)
 
@@ -64,12 +71,17 @@ def write_runs(folder: Path, runs: int, steps: int, trajectories: int) -> list[P
         (run / "trajectories").mkdir()
     store = TrajectoryStore(found[0], 100.0)
     samples = list(_samples(GROUP * 2))
-    each = max(GROUP, (trajectories - 2 * TASKS) // steps)
+    each = each_step(trajectories, steps)
     for step in range(1, steps + 1):
         store.write(f"step_{step:06d}", (_sample(samples, step, n) for n in range(each)))
     for place, name in enumerate(("before", "after")):
         store.write(f"eval_{name}", (_sample(samples, place, GROUP * n) for n in range(TASKS)))
     return found
+
+
+def each_step(trajectories: int, steps: int) -> int:
+    """Return how many trajectories a step has, so that all are as many as wanted."""
+    return max(GROUP, (trajectories - 2 * TASKS) // steps)
 
 
 def _samples(count: int) -> Iterator[StoredTrajectory]:
@@ -84,6 +96,7 @@ def _sample(samples: list[StoredTrajectory], step: int, number: int) -> StoredTr
     """Return sample `number` of a step."""
     one = samples[(step * 7 + number) % len(samples)]
     group, reward = step * 1000 + number // GROUP, (step * 31 + number * 17) % 101 / 100
+    scores = {"total": reward, "components": {"em": reward, "format": 1 - reward}}
     changes = {
         "step": step,
         "group_id": group,
@@ -91,15 +104,15 @@ def _sample(samples: list[StoredTrajectory], step: int, number: int) -> StoredTr
         "task_id": f"q{group % TASKS}",
         "rollout_id": f"{step}-{number}",
         "metadata": {"set": "near" if group % 3 else "far"},
-        "reward": {"total": reward, "components": {"em": reward, "format": 1 - reward}},
+        "reward": one.record["reward"] | scores,
         "staleness": number % 4,
         "policy_versions": [step],
     }
     return replace(one, record={**one.record, **changes})
 
 
-def pages_of(runs: list[Path], steps: int) -> dict[str, str]:
-    """Return the address of each page."""
+def pages_of(runs: list[Path], steps: int, last: int) -> dict[str, str]:
+    """Return the address of each page; `last` is a row of the last one."""
     chosen = "&".join(f"run={run.name}" for run in runs[:MOST_RUNS])
     listed = f"{RUN}/trajectories"
     return {
@@ -118,7 +131,7 @@ def pages_of(runs: list[Path], steps: int) -> dict[str, str]:
         "a word that all have": f"{listed}?text=lighthouse",
         "a phrase, by tokens": f'{listed}?text="keeper+3"&sort=num_tokens',
         "a word that none has": f"{listed}?text=zeppelin",
-        "the last page": f"{listed}?start={steps * GROUP}",
+        "the last page": f"{listed}?start={last}",
         "groups": f"{RUN}/groups",
         "side by side": f"{RUN}/beside?step={steps}",
         "flipped answers": f"{RUN}/flipped?a=before&b=after",
@@ -140,40 +153,39 @@ async def ask(client: httpx.AsyncClient, path: str, **headers: str) -> tuple[flo
     return took, answer
 
 
-async def measure(runs: list[Path], steps: int, rounds: int) -> list[Row]:
+async def measure(runs: list[Path], steps: int, trajectories: int, rounds: int) -> list[Row]:
     """Ask for every page, and check the plans of what that asks of the index."""
-    rows: list[Row] = []
+    started = time.process_time()
     with RunIndex(runs[0]) as index:
-        started = time.process_time()
         index.refresh()
-        built = (time.process_time() - started) * MS
-        rows.append({"page": "(the index is built)", "kB": index.path.stat().st_size / 1000})
-        rows[0] |= {"first (CPU ms)": built}
-        statements: list[str] = []
-        connect = RunIndex._connect
+    built = (time.process_time() - started) * MS
+    first: Row = {"page": "(the index is built)", "kB": index.path.stat().st_size / 1000}
+    statements: list[str] = []
+    connect = RunIndex._connect
 
-        def connect_traced(self: RunIndex) -> sqlite3.Connection:
-            database = connect(self)
-            database.set_trace_callback(statements.append)
-            return database
+    def connect_traced(self: RunIndex) -> sqlite3.Connection:
+        database = connect(self)
+        database.set_trace_callback(statements.append)
+        return database
 
-        RunIndex._connect = connect_traced
-        try:
-            rows += await _ask_all(runs, steps, rounds)
-        finally:
-            RunIndex._connect = connect
+    RunIndex._connect = connect_traced
+    try:
+        rows = await _ask_all(runs, steps, each_step(trajectories, steps) * steps, rounds)
+    finally:
+        RunIndex._connect = connect
+    with RunIndex(runs[0]) as index:
         if scans := table_scans(index._db, statements):
             raise RuntimeError(f"queries without an index: {scans}")
-    return rows
+    return [first | {"first (CPU ms)": built}, *rows]
 
 
-async def _ask_all(runs: list[Path], steps: int, rounds: int) -> list[Row]:
+async def _ask_all(runs: list[Path], steps: int, last: int, rounds: int) -> list[Row]:
     chosen = "&".join(f"run={run.name}" for run in runs[:MOST_RUNS])
     series = f"/api/series?{chosen}&metric=reward/mean&smooth=0.6"
     rows: list[Row] = []
     transport = httpx.ASGITransport(app=create_app(Runs(runs[0].parent), None))
     async with httpx.AsyncClient(transport=transport, base_url="http://console") as client:
-        for what, path in pages_of(runs, steps).items():
+        for what, path in pages_of(runs, steps, last).items():
             first, answer = await ask(client, path)
             again = [(await ask(client, path))[0] for _ in range(rounds)]
             rows.append(_row(what, answer, first, again))
@@ -195,6 +207,32 @@ def _row(what: str, answer: httpx.Response, first: float, again: list[float]) ->
     return {"page": what, "kB": len(answer.content) / 1000, **times}
 
 
+def read_heap(runs: list[Path]) -> dict[str, list[float]]:
+    """Return MB of a browser's heap: while it turns pages, and while it follows curves."""
+    found: dict[str, list[float]] = {"turning pages": [], "following curves": []}
+    chosen = "&".join(f"run={run.name}" for run in runs[:MOST_RUNS])
+    app = create_app(Runs(runs[0].parent), None)
+    with served(nullcontext(app)) as url, chromium() as browser:
+        page = browser.new_page(extra_http_headers=token_headers(TOKEN))
+        page.set_default_timeout(60_000)
+        page.goto(f"{url}{RUN}/trajectories")
+        for _ in range(TURNED):
+            found["turning pages"].append(heap_bytes(page) / 1e6)
+            page.get_by_role("link", name="Next").click()
+            page.get_by_role("link", name="Previous").wait_for()
+        page.goto(f"{url}/curves?{chosen}&metric=reward/mean&metric=time/step_s")
+        page.locator(".plot canvas").nth(1).wait_for()
+        last = 10**6
+        until = time.monotonic() + FOLLOWED_S
+        while time.monotonic() < until:
+            last += 1
+            for run in runs[:MOST_RUNS]:
+                append_lines(run / "metrics.jsonl", [step_line(last)])
+            page.wait_for_timeout(MS)
+            found["following curves"].append(heap_bytes(page) / 1e6)
+    return found
+
+
 def main() -> None:
     """Measure, and write the report."""
     options = read_options(
@@ -203,10 +241,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
         runs = write_runs(Path(folder), options.runs, options.steps, options.trajectories)
-        rows = asyncio.run(measure(runs, options.steps, options.rounds))
-        heap = read_heap(runs) if options.browser else None
-    sizes = {name: getattr(options, name) for name in ("runs", "steps", "trajectories")}
-    write_report("console", rows, **sizes, metrics=METRICS, heap_mb=heap)
+        sizes = (options.steps, options.trajectories, options.rounds)
+        rows = asyncio.run(measure(runs, *sizes))
+        heap = read_heap(runs) if options.browser else {}
+    for what, mb in heap.items():
+        print(f"heap, {what}: {mb[0]:.2f} MB first, {max(mb):.2f} at most, {mb[-1]:.2f} last")
+    write_report("console", rows, **vars(options), metrics=METRICS, heap_mb=heap)
 
 
 if __name__ == "__main__":

@@ -6,17 +6,16 @@ import asyncio
 import json
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 from fastapi import FastAPI
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect
 
 from agent_r1.runs.remote import add_store_routes
 from agent_r1.runs.store import TrajectoryStore
@@ -27,6 +26,8 @@ from agent_r1_proto.registry import Registry, RolloutServer, ToolRegistry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tool_pool import ToolState
 from agent_r1_proto.trajectory import ToolCallRecord
+from benchmarks.console import write_runs
+from tests.support.browser import chromium, heap_bytes
 from tests.support.builders import rollout_task, scored, stored
 from tests.support.config_scene import write_scene
 from tests.support.console_scene import (
@@ -44,7 +45,6 @@ pytestmark = pytest.mark.redis
 START_TIMEOUT_S = 60.0
 SHOWN_TIMEOUT_MS = 30_000
 """Longest that a test waits until a page shows something, on a busy machine."""
-CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
 ECHO = """
 from agent_r1 import Tool
 
@@ -73,14 +73,12 @@ def wait_for(look: Callable[[], T | None], what: str) -> T:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Debian's Chromium."""
-    program = next(filter(None, map(shutil.which, CHROMIUMS)), None)
-    if program is None:
-        pytest.skip("no Chromium on PATH: install one, on Debian `apt-get install chromium`")
-    with sync_playwright() as playwright:
-        # No sandbox of its own: containers forbid it, and only pages of this test are opened.
-        started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+    with ExitStack() as stack:
+        try:
+            started = stack.enter_context(chromium())
+        except FileNotFoundError as exc:
+            pytest.skip(str(exc))
         yield started
-        started.close()
 
 
 @pytest.fixture
@@ -301,6 +299,20 @@ def test_a_trajectory_is_found_read_and_copied(console: Console, page: Page):
     expect(page.get_by_text("Copied.")).to_be_visible()
     copied = json.loads(page.evaluate("navigator.clipboard.readText()"))
     assert copied["turns"][0]["calls"][0]["text"] == "".join(HOSTILE)
+
+
+def test_turning_pages_keeps_the_heap_of_the_browser_as_it_is(
+    console: Console, page: Page, tmp_path: Path
+):
+    write_runs(tmp_path / "large", 1, steps=20, trajectories=2000)
+    page.goto(f"{console.start(str(tmp_path / 'large' / 'runs'))}/runs/run0/trajectories")
+    heap: list[int] = []
+    for number in range(12):
+        heap.append(heap_bytes(page))
+        expect(page.locator("tbody tr")).to_have_count(50)
+        page.get_by_role("link", name="Next").click()
+        page.wait_for_url(f"**start={50 * (number + 1)}")
+    assert max(heap) < heap[0] + 500_000
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
