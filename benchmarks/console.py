@@ -115,6 +115,7 @@ def pages_of(runs: list[Path], steps: int, last: int) -> dict[str, str]:
     """Return the address of each page; `last` is a row of the last one."""
     chosen = "&".join(f"run={run.name}" for run in runs[:MOST_RUNS])
     listed = f"{RUN}/trajectories"
+    within = "component=em&value=0.2&value_to=0.4"
     return {
         "runs": "/",
         "a run, and a step of it": f"{RUN}?step={steps // 2}",
@@ -125,7 +126,7 @@ def pages_of(runs: list[Path], steps: int, last: int) -> dict[str, str]:
         "trajectories, the newest": listed,
         "a step": f"{listed}?step={steps // 2}",
         "by reward, of one set": f"{listed}?set=far&sort=reward&order=up",
-        "by a component within bounds": f"{listed}?component=em&value=0.2&value_to=0.4&sort=reward/em",
+        "by a component within bounds": f"{listed}?{within}&sort=reward/em",
         "of a tool, version and staleness": f"{listed}?tool=search&version={steps}&staleness=1",
         "a question over steps": f"{listed}?task=q7&sort=step",
         "a word that all have": f"{listed}?text=lighthouse",

@@ -57,8 +57,8 @@ FOLDERS = {TRAJECTORIES_DIR: (".parquet", ".jsonl"), STARTS_DIR: (".json",)}
 """Folders of a run, and what their files are called at the end."""
 POLL_S = 2.0
 """Time between two looks at a learner."""
-STOP_S = 5.0
-"""Longest wait for a fetch under way when a mirror ends."""
+FIRST_LOOK_S = STOP_S = 5.0
+"""Longest wait for the first look, and for a fetch under way when a mirror ends."""
 TIMEOUT = httpx.Timeout(15.0, connect=5.0)
 OVERLAP = 1024
 """Bytes of a file that grows that are fetched again: others there mean that it was written anew."""
@@ -172,15 +172,21 @@ class Mirror:
 
     @contextmanager
     def following(self) -> Generator[None]:
-        """Look at the learner again and again, in a thread, while the block lasts."""
+        """Look at the learner again and again, in a thread, while the block lasts.
+
+        The block waits for the first look, so that a console has a run to show.
+        """
+        looked = threading.Event()
 
         def follow() -> None:
             self.refresh()
+            looked.set()
             while not self._stop.wait(POLL_S):
                 self.refresh()
 
         thread = threading.Thread(target=follow, name="mirror", daemon=True)
         thread.start()
+        looked.wait(FIRST_LOOK_S)
         try:
             yield
         finally:

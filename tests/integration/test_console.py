@@ -304,7 +304,7 @@ def test_a_trajectory_is_found_read_and_copied(console: Console, page: Page):
 def test_turning_pages_keeps_the_heap_of_the_browser_as_it_is(
     console: Console, page: Page, tmp_path: Path
 ):
-    write_runs(tmp_path / "large", 1, steps=20, trajectories=2000)
+    write_runs(tmp_path / "large", 1, steps=10, trajectories=1100)
     page.goto(f"{console.start(str(tmp_path / 'large' / 'runs'))}/runs/run0/trajectories")
     heap: list[int] = []
     for number in range(12):
@@ -312,7 +312,7 @@ def test_turning_pages_keeps_the_heap_of_the_browser_as_it_is(
         expect(page.locator("tbody tr")).to_have_count(50)
         page.get_by_role("link", name="Next").click()
         page.wait_for_url(f"**start={50 * (number + 1)}")
-    assert max(heap) < heap[0] + 500_000
+    assert max(heap[2:]) < heap[1] + 500_000  # the first page was not come to by a link
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

@@ -1,4 +1,4 @@
-"""Query plans of the index of trajectories: what of its statements walks a table without an index."""
+"""Query plans of the index of trajectories: what of them walks a table without an index."""
 
 from __future__ import annotations
 
