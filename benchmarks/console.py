@@ -244,9 +244,12 @@ def main() -> None:
         runs = write_runs(Path(folder), options.runs, options.steps, options.trajectories)
         sizes = (options.steps, options.trajectories, options.rounds)
         rows = asyncio.run(measure(runs, *sizes))
-        heap = read_heap(runs) if options.browser else {}
-    for what, mb in heap.items():
-        print(f"heap, {what}: {mb[0]:.2f} MB first, {max(mb):.2f} at most, {mb[-1]:.2f} last")
+        found = read_heap(runs) if options.browser else {}
+    heap = {
+        what: {"first": round(mb[0], 2), "most": round(max(mb), 2), "last": round(mb[-1], 2)}
+        for what, mb in found.items()
+    }
+    print(f"MB of the browser's heap: {heap}")
     write_report("console", rows, **vars(options), metrics=METRICS, heap_mb=heap)
 
 

@@ -271,7 +271,7 @@ def test_a_completion_has_what_tools_returned(tmp_path: Path):
     call = ToolCallRecord(end_token_index=4, tool="search", status="ok", parts=[part])
     record = stored(scored(answer="keeper", calls=[call])).record
     row = dict(zip(COLUMNS, completion_of(record), strict=True))
-    assert row["completion"].endswith("a page, \ufffd")
+    assert str(row["completion"]).endswith("a page, \ufffd")
     failed = stored(scored(status="FAILED"), trained=False).record
     row = dict(zip(COLUMNS, completion_of(failed), strict=True))
     assert (row["reward"], row["components"]) == (None, "{}")
