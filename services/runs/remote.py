@@ -13,15 +13,13 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from stat import S_ISREG
 
 import httpx
 from fastapi import FastAPI, HTTPException
 from fastapi.responses import FileResponse, Response
-from pydantic import ValidationError
 
 from agent_r1.runs.index import cache_folder
 from agent_r1.runtime.files.private import private_folder
@@ -91,22 +89,25 @@ def _is_served(path: str) -> bool:
 
 def list_files(folder: Path) -> RunFiles:
     """Return what is served of a run folder."""
-    names = [f"{below}/{path.name}" for below in FOLDERS for path in (folder / below).glob("*")]
-    own = [one for name in FILES if (one := _look(folder, name))]
-    others = [one for name in names if _is_served(name) and (one := _look(folder, name))]
-    others.sort(key=lambda one: (one.modified_ns, one.path), reverse=True)
-    return RunFiles(name=folder.name, files=[*own, *others])
+    found = [one for below in ("", *FOLDERS) for one in _files(folder, below)]
+    found.sort(key=lambda one: ("/" in one.path, -one.modified_ns, one.path))
+    return RunFiles(name=folder.name, files=found)
 
 
-def _look(folder: Path, path: str) -> RunFile | None:
-    """Return a file; None where there is none, or a link, which may lead out of the folder."""
+def _files(folder: Path, below: str) -> Iterator[RunFile]:
+    """Yield the files of a folder; links may lead out of it."""
     try:
-        status = (folder / path).lstat()
-    except OSError:
-        return None
-    if not S_ISREG(status.st_mode):
-        return None
-    return RunFile(path=path, size_bytes=status.st_size, modified_ns=status.st_mtime_ns)
+        entries = os.scandir(folder / below)
+    except FileNotFoundError:
+        return
+    with entries:
+        for entry in entries:
+            path = f"{below}/{entry.name}" if below else entry.name
+            if _is_served(path) and entry.is_file(follow_symlinks=False):
+                with suppress(FileNotFoundError):  # the learner has removed it since
+                    status = entry.stat(follow_symlinks=False)
+                    size, modified = status.st_size, status.st_mtime_ns
+                    yield RunFile(path=path, size_bytes=size, modified_ns=modified)
 
 
 def add_store_routes(app: FastAPI, folder: Path) -> None:
@@ -119,9 +120,10 @@ def add_store_routes(app: FastAPI, folder: Path) -> None:
 
     @app.get("/run/store/{path:path}", response_class=FileResponse)
     def file(path: str) -> Response:
-        if not _is_served(path) or _look(folder, path) is None:
+        where = folder / path
+        if not _is_served(path) or where.is_symlink() or not where.is_file():
             raise HTTPException(404, "this file is not here")
-        return FileResponse(folder / path, media_type="application/octet-stream")
+        return FileResponse(where, media_type="application/octet-stream")
 
     errors = {"206": "The range that the request names.", "404": "The file is not here."}
     errors |= {"400": "The range is malformed.", "416": "The file has no such range."}
@@ -204,7 +206,7 @@ class Mirror:
             with (self.folder / ".lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # several consoles may follow one learner
                 self._fetch_all()
-        except (httpx.HTTPError, ValidationError, ValueError, OSError) as exc:
+        except (httpx.HTTPError, ValueError, OSError) as exc:
             self._note(_explain(exc))
         else:
             self._note("")
