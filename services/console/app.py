@@ -34,6 +34,7 @@ def create_app(
     """Return the application over a folder of runs; `clock` gives Unix time, in seconds."""
     app = FastAPI(title="Agent-R1", openapi_url=None)
     app.add_middleware(Door, token=token, clock=clock)
+    app.state.mirror = runs.mirror
     app.mount("/static", StaticFiles(directory=STATIC_DIR))
     _add_errors(app)
     cache = MetricsCache()

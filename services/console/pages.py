@@ -84,9 +84,24 @@ _TEMPLATES.filters |= {
 }
 
 
+def pager(request: Request, start: int, rows: int, most: int) -> list[tuple[str, str, str]]:
+    """Return the links of a list to the page before and after, as (relation, title, address).
+
+    Args:
+        request: of the page; the links keep its choices.
+        start: first row.
+        rows: rows from there on, of which one more than a page is enough.
+        most: rows of a page.
+    """
+    places = [("prev", "Previous", max(0, start - most))] if start else []
+    places += [("next", "Next", start + most)] if rows > most else []
+    url = request.url
+    return [(a, b, f"?{url.include_query_params(start=at).query}") for a, b, at in places]
+
+
 def page(request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:
     """Return a page."""
     html = _TEMPLATES.get_template(template).render(
-        csrf=request.state.csrf, here=request.url.path, **values
+        csrf=request.state.csrf, here=request.url.path, mirror=request.app.state.mirror, **values
     )
     return HTMLResponse(html, status)

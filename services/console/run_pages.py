@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Query, Request
 from starlette.responses import Response
 
-from agent_r1.console.pages import MOST_RUNS, ROWS, Keys, name_of, page
+from agent_r1.console.pages import MOST_RUNS, ROWS, Keys, name_of, page, pager
 from agent_r1.console.runs import Runs, configuration_differences
 from agent_r1.console.series import MetricsCache, RunMetrics
 from agent_r1.launch.local_view import read_json_lines
@@ -26,14 +26,12 @@ def add_runs(app: FastAPI, runs: Runs, cache: MetricsCache) -> None:
     def all_runs(request: Request, start: Annotated[int, Query(ge=0)] = 0) -> Response:
         names = runs.names()
         some = runs.some(names[start : start + ROWS])
-        later = start + ROWS if start + ROWS < len(names) else None
         return page(
             request,
             "runs.html",
-            root=runs.root,
+            where=runs.root if runs.mirror is None else runs.mirror.url,
             runs=some,
-            start=start,
-            later=later,
+            pager=pager(request, start, len(names) - start, ROWS),
             count=len(names),
             most=MOST_RUNS,
         )

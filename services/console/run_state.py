@@ -73,9 +73,9 @@ class RunState:
         return [(name, value) for name, value in shown if name != "left"]
 
 
-def read_run_state(folder: Path) -> RunState:
-    """Read how a run stands."""
-    running = _at_work(folder)
+def read_run_state(folder: Path, at_work: str | None = None) -> RunState:
+    """Read how a run stands; `at_work` is who trains it on another machine."""
+    running = at_work or _at_work(folder)
     summary = {} if running is not None else last_summary(folder)
     metrics_file = folder / METRICS_FILE
     metrics = last_object(metrics_file)

@@ -1,6 +1,6 @@
 """The runs in a folder: their names, configurations and states, as the pages list them.
 
-`agent-r1 ui RUNS_FOLDER` names the folder; each run is a folder of it with a `config.json`.
+`agent-r1 ui` names the folder; each run is a folder of it with a `config.json`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from agent_r1.config.run import Config
 from agent_r1.config.sources import flat_leaves
 from agent_r1.console.run_state import RunState, read_run_state
 from agent_r1.launch.local_view import total_steps
+from agent_r1.runs.remote import Mirror
 from agent_r1.runtime.evaluation_client import SetScores, mean_over_sets, means_over_sets
 from agent_r1.runtime.files.run_folder import CONFIG_FILE, EVALUATIONS_FILE, METRICS_FILE
 from agent_r1.runtime.files.state import last_object, read_object
@@ -91,10 +92,16 @@ class Run:
 
 
 class Runs:
-    """The runs of a folder, or one run where the folder is that of a run."""
+    """The runs of a folder, or one run where the folder is that of a run.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: is read again and again.
+        mirror: fills the folder; None where the runs write it themselves.
+    """
+
+    def __init__(self, folder: Path, mirror: Mirror | None = None) -> None:
         folder = folder.resolve()
+        self.mirror = mirror
         self._only = folder.name if (folder / CONFIG_FILE).is_file() else None
         self.root = folder.parent if self._only is not None else folder
 
@@ -129,7 +136,8 @@ class Runs:
         folder = self.folder(name)
         status = (folder / CONFIG_FILE).stat()
         config, total, problem = _configuration(folder, status.st_mtime_ns, status.st_size)
-        return Run(name, folder, config, problem, read_run_state(folder), total)
+        at_work = None if self.mirror is None else self.mirror.at_work(name)
+        return Run(name, folder, config, problem, read_run_state(folder, at_work), total)
 
     def some(self, names: Iterable[str]) -> list[Run]:
         """Read several runs."""

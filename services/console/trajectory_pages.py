@@ -17,7 +17,7 @@ from fastapi import Path as InPath
 from pydantic_core import to_json
 from starlette.responses import Response
 
-from agent_r1.console.pages import name_of, number, page
+from agent_r1.console.pages import name_of, number, page, pager
 from agent_r1.console.runs import Runs
 from agent_r1.console.trajectory_filter import EVALUATION, STEPS, Filter
 from agent_r1.console.trajectory_view import (
@@ -101,9 +101,7 @@ class _Pages:
             name=name,
             filter=chosen,
             rows=rows[:PAGE_ROWS],
-            more=len(rows) > PAGE_ROWS,
-            start=start,
-            page_rows=PAGE_ROWS,
+            pager=pager(request, start, len(rows), PAGE_ROWS),
             left=left,
             files=len(stored_files(self._runs.folder(name))),
             columns=COLUMNS,
@@ -131,9 +129,7 @@ class _Pages:
             name=name,
             filter=chosen,
             groups=found[:PAGE_ROWS],
-            more=len(found) > PAGE_ROWS,
-            start=start,
-            page_rows=PAGE_ROWS,
+            pager=pager(request, start, len(found), PAGE_ROWS),
             left=left,
         )
 
@@ -166,8 +162,6 @@ class _Pages:
             known = index.values("evaluation")
             before, after = _two_evaluations(known, name_of(a), name_of(b))
             pairs = index.flipped(before, after, limit=PAGE_ROWS + 1, offset=start)
-        pages = [("Previous", max(0, start - PAGE_ROWS))] if start else []
-        pages += [("Next", start + PAGE_ROWS)] if len(pairs) > PAGE_ROWS else []
         return page(
             request,
             "flipped.html",
@@ -176,7 +170,7 @@ class _Pages:
             b=after,
             evaluations=known[-OPTIONS:],
             pairs=pairs[:PAGE_ROWS],
-            pages=pages,
+            pager=pager(request, start, len(pairs), PAGE_ROWS),
             left=left,
         )
 

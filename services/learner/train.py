@@ -38,6 +38,7 @@ from agent_r1.learner.train_samples import build_samples, loss_spec
 from agent_r1.learner.weights.canary import CanaryError, canary_samples
 from agent_r1.learner.weights.delivery import PushReport
 from agent_r1.learner.weights.run_bundle import RunOffer
+from agent_r1.runs.remote import add_store_routes
 from agent_r1.runtime.http.token import find_token
 from agent_r1.runtime.tracing import record_span
 from agent_r1_proto.registry import Registry
@@ -279,6 +280,7 @@ class Learner:
         self._stop_signal = stop_signal = StopSignal()
         try:
             async with serve_learner(spec.learner.server, find_token(spec.run)) as server:
+                add_store_routes(server.app, spec.folder.path)
                 on_up(server.url)
                 return await self._train(stop_signal, server)
         except StopRequested:

@@ -354,7 +354,12 @@ class RunIndex:
 
 
 _KNOWN_FILES = "SELECT name, size, mtime FROM files"
-_DISTINCT = "SELECT DISTINCT {0} FROM {1} WHERE {0} IS NOT NULL ORDER BY {0}"
+# From value to value: DISTINCT would read every row of the index.
+_DISTINCT = (
+    "WITH RECURSIVE found (seen) AS (SELECT min({0}) FROM {1} UNION ALL "
+    "SELECT (SELECT min({0}) FROM {1} WHERE {0} > seen) FROM found WHERE seen IS NOT NULL) "
+    "SELECT seen FROM found WHERE seen IS NOT NULL"
+)
 _ROW = "t.id, f.name, t.row, " + ", ".join(f't."{name}"' for name in FLAT)
 _SELECT = f"SELECT {_ROW} FROM trajectories t JOIN files f ON f.id = t.file"
 

@@ -6,16 +6,18 @@ import asyncio
 import json
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+from fastapi import FastAPI
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect
 
+from agent_r1.runs.remote import add_store_routes
 from agent_r1.runs.store import TrajectoryStore
 from agent_r1.runtime.files.run_folder import LAUNCHER_FILE
 from agent_r1_proto.connection import RedisConnection
@@ -24,6 +26,8 @@ from agent_r1_proto.registry import Registry, RolloutServer, ToolRegistry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tool_pool import ToolState
 from agent_r1_proto.trajectory import ToolCallRecord
+from benchmarks.console import write_runs
+from tests.support.browser import chromium, heap_bytes
 from tests.support.builders import rollout_task, scored, stored
 from tests.support.config_scene import write_scene
 from tests.support.console_scene import (
@@ -34,14 +38,13 @@ from tests.support.console_scene import (
     write_run,
 )
 from tests.support.forked import AGENT_R1, Forked
+from tests.support.served import TOKEN, served
 
 pytestmark = pytest.mark.redis
 
 START_TIMEOUT_S = 60.0
 SHOWN_TIMEOUT_MS = 30_000
 """Longest that a test waits until a page shows something, on a busy machine."""
-TOKEN = "0123456789abcdef0123456789abcdef"
-CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
 ECHO = """
 from agent_r1 import Tool
 
@@ -70,14 +73,12 @@ def wait_for(look: Callable[[], T | None], what: str) -> T:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Debian's Chromium."""
-    program = next(filter(None, map(shutil.which, CHROMIUMS)), None)
-    if program is None:
-        pytest.skip("no Chromium on PATH: install one, on Debian `apt-get install chromium`")
-    with sync_playwright() as playwright:
-        # No sandbox of its own: containers forbid it, and only pages of this test are opened.
-        started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+    with ExitStack() as stack:
+        try:
+            started = stack.enter_context(chromium())
+        except FileNotFoundError as exc:
+            pytest.skip(str(exc))
         yield started
-        started.close()
 
 
 @pytest.fixture
@@ -120,9 +121,9 @@ class Console:
         self.processes.append(Forked(AGENT_R1, *command, env=env, log=log, cwd=self._folder))
         return log
 
-    def start(self, **variables: str) -> str:
-        """Start the console, and return its URL."""
-        log = self.spawn("ui", str(self.runs), "--port", "0", **variables)
+    def start(self, runs: str = "", **variables: str) -> str:
+        """Start the console over its runs, or `runs`, and return its URL."""
+        log = self.spawn("ui", runs or str(self.runs), "--port", "0", **variables)
         found = wait_for(lambda: re.search(r"is at (http://\S+);", log.read_text()), "no console")
         return found[1]
 
@@ -340,6 +341,20 @@ def test_a_trajectory_is_found_read_and_copied(console: Console, page: Page):
     assert copied["turns"][0]["calls"][0]["text"] == "".join(HOSTILE)
 
 
+def test_turning_pages_keeps_the_heap_of_the_browser_as_it_is(
+    console: Console, page: Page, tmp_path: Path
+):
+    write_runs(tmp_path / "large", 1, steps=10, trajectories=1100)
+    page.goto(f"{console.start(str(tmp_path / 'large' / 'runs'))}/runs/run0/trajectories")
+    heap: list[int] = []
+    for number in range(12):
+        heap.append(heap_bytes(page))
+        expect(page.locator("tbody tr")).to_have_count(50)
+        page.get_by_role("link", name="Next").click()
+        page.wait_for_url(f"**start={50 * (number + 1)}")
+    assert max(heap[2:]) < heap[1] + 500_000  # the first page was not come to by a link
+
+
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run asynchronous work in a thread: Playwright's own event loop has this one."""
     with ThreadPoolExecutor(1) as thread:
@@ -421,14 +436,34 @@ def test_a_run_is_stopped_after_a_question(console: Console, page: Page):
     assert launcher.wait(START_TIMEOUT_S) == 0
 
 
+def test_a_learner_elsewhere_is_followed_until_it_is_gone(
+    console: Console, page: Page, tmp_path: Path
+):
+    folder = write_run(console.scene, tmp_path / "elsewhere")
+    append_lines(folder / "metrics.jsonl", [step_line(1)])
+    app = FastAPI()
+    add_store_routes(app, folder)
+    with served(nullcontext(app)) as learner:
+        url = console.start(learner, AGENT_R1_TOKEN=TOKEN.value)
+        page.goto(f"{url}/?token={TOKEN.value}")
+        expect(page.get_by_role("row", name="elsewhere running 1 of 3")).to_be_visible()
+        page.goto(f"{url}/curves?run=elsewhere&metric=reward/mean")
+        expect(page.locator(".legend td").first).to_have_text("0.01")
+        append_lines(folder / "metrics.jsonl", [step_line(2)])
+        expect(page.locator(".legend td").first).to_have_text("0.02")
+    expect(page.get_by_text(f"{learner} has not answered since")).to_be_visible()
+    page.reload()
+    expect(page.locator(".legend td").first).to_have_text("0.02")
+
+
 def test_a_browser_sends_the_token_once(console: Console, page: Page):
     write_run(console.scene, console.runs / "run")
-    url = console.start(AGENT_R1_TOKEN=TOKEN)
+    url = console.start(AGENT_R1_TOKEN=TOKEN.value)
     page.goto(f"{url}/runs/run")
-    page.get_by_label("Token").fill(TOKEN)
+    page.get_by_label("Token").fill(TOKEN.value)
     page.get_by_role("button", name="Go on").click()
     expect(page).to_have_url(f"{url}/runs/run")
-    page.goto(f"{url}/curves?token={TOKEN}&run=run")
+    page.goto(f"{url}/curves?token={TOKEN.value}&run=run")
     expect(page.get_by_role("heading", level=1)).to_have_text("Curves")
-    assert TOKEN not in page.url
+    assert TOKEN.value not in page.url
     assert page.evaluate("document.cookie") == ""

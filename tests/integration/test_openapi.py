@@ -6,11 +6,9 @@ sockets. No answer may be a 5xx, or have a status or a body that the description
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import json
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,9 +28,7 @@ from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
 from agent_r1.rollout.app import create_app as create_rollout_app
 from agent_r1.rollout.weight_versions import WeightVersions
-from agent_r1.runtime.config import ListenConfig
-from agent_r1.runtime.http.serving import Server, bind, http_config
-from agent_r1.runtime.http.token import RunToken, token_headers
+from agent_r1.runtime.http.token import token_headers
 from agent_r1.tools.app import ToolService
 from agent_r1.tools.app import create_app as create_tool_app
 from agent_r1.tools.base import Arguments, CallContext, Tool
@@ -46,11 +42,10 @@ from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.weights import NewestVersion
 from tests.support.fakes import FakePolicy
+from tests.support.served import TOKEN, served
 
 pytestmark = pytest.mark.timeout(240)
 
-TOKEN = RunToken("0123456789abcdef")
-WAIT_S = 60.0
 RUN_FILE = "0" * 64
 EXAMPLES = 10
 """Requests of each kind, fitting and not, for every operation."""
@@ -82,31 +77,6 @@ class Keeper(Tool):
 
     async def call(self, arguments: Arguments, context: CallContext) -> str:
         return str(arguments["text"])
-
-
-@contextlib.contextmanager
-def served(app: contextlib.AbstractAsyncContextManager[FastAPI]) -> Iterator[str]:
-    """Serve an application as every service does, in a thread; yield its base URL."""
-    listen = ListenConfig()
-    listener = bind("test", listen, TOKEN)
-    host, port = listener.getsockname()
-    up = threading.Event()
-    stop: list[Server] = []
-
-    async def serve() -> None:
-        async with app as made, made.router.lifespan_context(made):
-            server = Server(http_config(made, listen, TOKEN), on_up=up.set)
-            stop.append(server)
-            await server.serve(sockets=[listener])
-
-    thread = threading.Thread(target=asyncio.run, args=[serve()])
-    thread.start()
-    try:
-        assert up.wait(WAIT_S)
-        yield f"http://{host}:{port}"
-    finally:
-        stop[0].should_exit = True
-        thread.join(WAIT_S)
 
 
 @contextlib.asynccontextmanager

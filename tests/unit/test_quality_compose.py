@@ -190,7 +190,7 @@ def test_a_service_is_no_root_or_becomes_the_owner_of_a_folder_first(name: str) 
         # With KILL, init (which stays root) may pass a stop on to another user's process.
         assert service["cap_add"] == ["KILL", "SETGID", "SETUID"]
         folder = service["entrypoint"][1]
-        assert [mount for mount in service["volumes"] if mount.endswith(f":{folder}")]
+        assert [m for m in service["volumes"] if m.removesuffix(":ro").endswith(f":{folder}")]
     else:
         assert service.get("user", "agent") == "agent"
 
@@ -235,14 +235,25 @@ def test_a_run_with_code_tests_starts_and_names_nothing_of_search(kind: str) -> 
     left_out = {"search", "observe", "python", "agent"}
     started = {n: s for n, s in FILES[kind].items() if not left_out & set(s.get("profiles", []))}
     ours = {"code", "reward", "rollout", "learner"}
-    assert started.keys() == {"init", "redis", *ours}
+    assert started.keys() == {"init", "redis", "console", *ours}
     for service in started.values():
         assert service.get("depends_on", {}).keys() <= started.keys()
         assert not [key for key in service.get("environment", {}) if "__SEARCH__" in key]
     assert "profiles" not in started["code"]
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("kind", FILES)
+def test_the_console_reads_the_runs_and_is_reached_from_this_machine_alone(kind: str) -> None:
+    console = FILES[kind]["console"]
+    arguments = build_parser().parse_args(console["command"])
+    assert (arguments.command, arguments.runs, arguments.host) == ("ui", "runs", "0.0.0.0")
+    assert console["ports"] == [f"127.0.0.1:8700:{arguments.port}"]
+    assert f"127.0.0.1:{arguments.port}/healthz" in console["healthcheck"]["test"][-1]
+    assert "./runs:/app/runs:ro" in console["volumes"]
+    assert console["environment"]["AGENT_R1__RUN__TOKEN_FILE"] == "/secrets/token"
+
+
+@pytest.mark.parametrize("name", sorted(SERVING.keys() | {n for n in OURS if n in JOBS}))
 def test_every_command_is_one_of_agent_r1_and_its_config_exists(name: str) -> None:
     arguments = build_parser().parse_args(OURS[name]["command"])
     if name not in JOBS and not re.search(r":\w+$", str(arguments.config)):  # a class
@@ -428,14 +439,15 @@ def requirements_of(name: str) -> list[str]:
 def test_an_image_gets_the_packages_of_its_service() -> None:
     packages = {
         name: {re.split(r"[<>=\[;]", line)[0] for line in requirements_of(name)}
-        for name in ("search", "reward", "gateway", "rollout", "learner")
+        for name in ("search", "reward", "gateway", "console", "rollout", "learner")
     }
     assert all("fastapi" in names for names in packages.values())
     for name in ("search", "reward", "gateway", "learner"):  # vLLM brings it along
         assert "opentelemetry-sdk" in packages[name]
     assert {"tantivy", "sqlalchemy"} <= packages["search"]
     assert {"deepspeed", "datasets"} <= packages["learner"]  # it reads the tasks, too
-    for name in ("search", "reward"):
+    assert {"pyarrow", "tokenizers"} <= packages["console"]
+    for name in ("search", "reward", "console"):
         assert not packages[name] & {"torch", "vllm", "deepspeed", "transformers"}
     assert {"openai", "transformers"} <= packages["gateway"]
     assert not packages["gateway"] & {"torch", "vllm", "deepspeed"}

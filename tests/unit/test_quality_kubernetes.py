@@ -51,7 +51,7 @@ DEFAULTS: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 COMPOSE = (REPOSITORY / "docker-compose.yml").read_text()
 DOCKERFILE = (REPOSITORY / "deploy" / "docker" / "Dockerfile").read_text()
 OBSERVE = REPOSITORY / "deploy" / "observe"
-OF_NO_SERVICE = {"redis", "elasticsearch", "copy", "stop-learner"}
+OF_NO_SERVICE = {"redis", "elasticsearch", "copy", "stop-learner", "console"}
 NAMESPACE, RELEASE = "there", "mine"
 
 
@@ -410,6 +410,23 @@ def test_agents_run_in_sandboxes_and_they_alone_reach_the_port_of_sessions() -> 
     assert {one["port"] for one in exits[0]["ports"]} == {6379, 53}
     open_to_all = policies[f"{RELEASE}-services"]["ingress"][0]["ports"]
     assert open_to_all == [{"port": 8001}]
+
+
+def test_the_console_asks_the_first_rank_of_the_learner_if_somebody_asked_for_it() -> None:
+    assert "console" not in pods_of(render(["cpu"]))
+    options = ("--set", "console.enabled=true")
+    (container,) = pods_of(render(["cpu"], *options))["console"]["containers"]
+    arguments = build_parser().parse_args(container["args"])
+    address = f"{learner_job(*options)}-0.{RELEASE}-learner.{NAMESPACE}.svc"
+    assert arguments.runs == f"http://{address}:8001"
+    assert arguments.port == container["ports"][0]["containerPort"]
+    environment = {one["name"]: one.get("value") for one in container["env"]}
+    assert environment["AGENT_R1__RUN__TOKEN_FILE"] == "/secrets/token"
+    # No index of SQLite in the folder of models, which may be a network share.
+    (mount,) = [one for one in container["volumeMounts"] if one["mountPath"] == "/tmp"]
+    assert environment["XDG_CACHE_HOME"] == "/tmp"
+    assert mount["name"] == "tmp"
+    assert learner_job(*options) == learner_job()
 
 
 def test_ranks_are_the_pods_of_the_job_times_those_of_each() -> None:

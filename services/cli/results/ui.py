@@ -1,6 +1,7 @@
-"""`agent-r1 ui [RUNS_FOLDER]`: the console, in a browser.
+"""`agent-r1 ui [RUNS]`: the console, in a browser.
 
-Serves the pages of services/console over a folder of runs until it is told to stop.
+Serves the pages of services/console over a folder of runs, or the runs of a learner's address,
+until it is told to stop.
 """
 
 from __future__ import annotations
@@ -22,12 +23,11 @@ EVERYWHERE = ("0.0.0.0", "::")
 def ui_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `ui`."""
     parser.add_argument(
-        "runs_folder",
-        type=Path,
+        "runs",
         nargs="?",
-        default=Path("runs"),
-        metavar="RUNS_FOLDER",
-        help="folder of the runs, or one run folder (default: runs)",
+        default="runs",
+        metavar="RUNS",
+        help="folder of the runs, one run folder, or http://HOST:PORT of a learner (default: runs)",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to bind (default: 127.0.0.1)")
     parser.add_argument(
@@ -50,14 +50,18 @@ def ui(arguments: argparse.Namespace) -> int:
     """Show runs, curves, services and evaluations in a browser.
 
     On this machine alone, nothing has to be sent. With AGENT_R1_TOKEN or
-    AGENT_R1__RUN__TOKEN_FILE, which other addresses need, a browser sends the token once.
+    AGENT_R1__RUN__TOKEN_FILE, which other addresses need, a browser sends the token once; a
+    learner is asked with it.
     """
-    folder: Path = arguments.runs_folder
-    if not folder.is_dir():
+    runs: str = arguments.runs
+    is_address = runs.startswith(("http://", "https://"))
+    if not is_address and not Path(runs).is_dir():
         raise ConfigError(
-            f"RUNS_FOLDER ({folder}) is no folder; name the one that holds the run folders"
+            f"RUNS ({runs}) is no folder; name the one that holds the run folders, or the "
+            "http://HOST:PORT of a learner"
         )
     from agent_r1.console.main import serve
+    from agent_r1.runs.remote import Mirror
 
     everywhere = arguments.host in EVERYWHERE
     listen = ListenConfig(
@@ -68,9 +72,9 @@ def ui(arguments: argparse.Namespace) -> int:
     )
     token = find_token(RunConfig.model_validate(own_settings([]).get("run", {})))
     serve(
-        folder,
+        Mirror(runs, token) if is_address else Path(runs),
         listen,
         token,
-        on_up=lambda url: print(f"the console of {folder} is at {url}; Ctrl-C ends it", flush=True),
+        on_up=lambda url: print(f"the console of {runs} is at {url}; Ctrl-C ends it", flush=True),
     )
     return 0

@@ -14,7 +14,7 @@ import logging
 import math
 import shlex
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.checkpoints.ownership import FolderLock
 from agent_r1.learner.checkpoints.standing import state_problem, traces
 from agent_r1.learner.reporting.loggers import MetricLogger
+from agent_r1.learner.reporting.loggers.completions import MOST_ROWS, completion_of
 from agent_r1.runs.store import (
     StoredTrajectory,
     TrajectoryStore,
@@ -83,6 +84,16 @@ def _lines_up_to(path: Path, step: int) -> list[str]:
 
 def _is_up_to(record: Mapping[str, Any], step: int) -> bool:
     return isinstance(record.get("step"), int) and record["step"] <= step
+
+
+def _noting(
+    samples: list[Mapping[str, Any]], trajectories: Iterable[StoredTrajectory]
+) -> Iterator[StoredTrajectory]:
+    """Yield trajectories, and note the records of the first ones that were trained."""
+    for one in trajectories:
+        if one.record["trained"] and len(samples) < MOST_ROWS:
+            samples.append(one.record)
+        yield one
 
 
 class RunFolder:
@@ -222,7 +233,12 @@ class RunFolder:
         self._require_owner()
         if self._trajectories is None:
             self._trajectories = TrajectoryStore(self.path, self._max_gib)
-        self._trajectories.write(name, trajectories)
+        samples: list[Mapping[str, Any]] = []
+        self._trajectories.write(name, _noting(samples, trajectories))
+        if samples:
+            completions = list(map(completion_of, samples))
+            for metric_logger in self._loggers or ():
+                metric_logger.log_completions(samples[0]["step"], completions)
 
     def finish_trajectories(self) -> None:
         """Wait until all trajectories are written.
@@ -270,10 +286,10 @@ class RunFolder:
 
     def close(self) -> None:
         """Close the loggers and give the lock back."""
-        loggers, self._loggers = self._loggers or [], None
         try:
-            self._writer.shutdown()
-            for metric_logger in loggers:
+            self._writer.shutdown()  # it may still use the loggers
+            for metric_logger in self._loggers or ():
                 metric_logger.close()
         finally:
+            self._loggers = None
             self._lock.release()

@@ -146,8 +146,8 @@ async def test_a_page_has_so_many_runs_and_leads_to_the_others(
     names = [found.values("input", "value") for found in (first, second, third)]
     assert [len(one) for one in names] == [3, 3, 1]
     assert len({name for one in names for name in one}) == 7
-    assert "/?start=3" in first.values("a", "href")
-    assert not [href for href in third.values("a", "href") if href and "start=" in href]
+    assert "?start=3" in first.values("a", "href")
+    assert [one for one in third.values("a", "href") if one and "start=" in one] == ["?start=3"]
 
 
 @pytest.mark.parametrize("name", HOSTILE)

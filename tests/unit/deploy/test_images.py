@@ -50,20 +50,20 @@ def test_all_images_are_built_and_none_is_pushed_unless_told(tmp_path: Path):
     status, told, printed = images(tmp_path, REGISTRY="", TAG="", PUSH="", IMAGES="")
     assert status == 0
     assert [line.split()[-2:] for line in told] == [
-        ["build", name] for name in ("search", "reward", "gateway", "rollout", "learner", "rollout")
+        ["build", name]
+        for name in ("search", "reward", "gateway", "console", "rollout", "learner", "rollout")
     ]
     assert printed == [
         f"agent-r1-{name}:latest"
-        for name in ("tools", "reward", "gateway", "rollout", "learner", "cpu")
+        for name in ("tools", "reward", "gateway", "console", "rollout", "learner", "cpu")
     ]
 
 
 def test_an_unknown_image_is_refused_with_the_names_there_are(tmp_path: Path):
     status, told, printed = images(tmp_path, IMAGES="tool")
     assert (status, told) == (2, [])
-    assert printed == [
-        "IMAGES names tool; the images are tools, reward, gateway, rollout, learner and cpu"
-    ]
+    there = "tools, reward, gateway, console, rollout, learner and cpu"
+    assert printed == [f"IMAGES names tool; the images are {there}"]
 
 
 @pytest.mark.parametrize("fails", ["build", "push"])

@@ -1,7 +1,7 @@
 """Loggers of a run besides `metrics.jsonl`: `learner.loggers` --> run_folder.py.
 
 One file a logger. Each is opened at the step from which the run goes on, gets the numbers of every
-later step, and is closed when the learner ends.
+later step and a table of some of its samples, and is closed when the learner ends.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from agent_r1.learner.reporting.loggers.base import RunFacts
+from agent_r1.learner.reporting.loggers.completions import Completion
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +21,10 @@ class MetricLogger(Protocol):
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write finite numbers by `area/name`."""
+        ...
+
+    def log_completions(self, step: int, completions: Sequence[Completion]) -> None:
+        """Write a table of some samples of a step, from another thread than the numbers."""
         ...
 
     def close(self) -> None:
@@ -67,6 +72,12 @@ class _Unfailing:
             self._inner.log(step, values)
         except Exception:
             logger.warning("metrics not logged logger=%s step=%d", self._name, step, exc_info=True)
+
+    def log_completions(self, step: int, completions: Sequence[Completion]) -> None:
+        try:
+            self._inner.log_completions(step, completions)
+        except Exception:
+            logger.warning("table not logged logger=%s step=%d", self._name, step, exc_info=True)
 
     def close(self) -> None:
         try:

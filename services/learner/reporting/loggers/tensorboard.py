@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from agent_r1.learner.reporting.loggers.base import RunFacts
+from agent_r1.learner.reporting.loggers.completions import Completion
 from agent_r1.runtime.files.run_folder import TENSORBOARD_DIR
 from agent_r1.runtime.files.writing import report_full_disk
 
@@ -26,6 +27,9 @@ class TensorBoardLogger:
             for tag, value in values.items():
                 self._events.add_scalar(tag, value, step)
             self._events.flush()
+
+    def log_completions(self, step: int, completions: Sequence[Completion]) -> None:
+        """Leave them out: TensorBoard has no tables."""
 
     def close(self) -> None:
         """Close the event file."""

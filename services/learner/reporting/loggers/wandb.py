@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from agent_r1.learner.reporting.loggers.base import RunFacts
+from agent_r1.learner.reporting.loggers.completions import COLUMNS, Completion
 from agent_r1.runtime.imports import import_extra
 
 PROJECT = "agent-r1"
@@ -16,6 +17,7 @@ class WandbLogger:
 
     def __init__(self, run: RunFacts) -> None:
         wandb = import_extra("wandb", "wandb", 'learner.loggers ("wandb")')
+        self._table = wandb.Table
         self._run = wandb.init(
             project=wandb.Settings().project or PROJECT,
             id=run.unique_id,
@@ -34,6 +36,12 @@ class WandbLogger:
         if step <= self._newest_step:
             return
         self._run.log({"step": step, **values})
+
+    def log_completions(self, step: int, completions: Sequence[Completion]) -> None:
+        """Send a table, but for a step that is made again after a resume."""
+        if step > self._newest_step:
+            table = self._table(columns=list(COLUMNS), data=list(map(list, completions)))
+            self._run.log({"step": step, "completions": table})
 
     def close(self) -> None:
         """Send what is left."""
