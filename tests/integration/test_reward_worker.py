@@ -194,7 +194,11 @@ async def test_garbage_is_dead_lettered_and_the_rest_goes_on(broker: Broker):
     ("component", "reason", "line"),
     [
         ("broken", "raised KeyError: 'tests'", 'raise KeyError("tests")'),
-        ("not_a_number", "returned nan; it must return a finite number", None),
+        (
+            "not_a_number",
+            "returned nan; it must return a finite number, or one and a text that says why",
+            None,
+        ),
     ],
 )
 async def test_a_trajectory_no_component_can_score_fails_at_once_and_says_why(
