@@ -15,6 +15,7 @@ from pydantic import JsonValue, ValidationError
 
 from agent_r1.gateway.wire import turn_id_in
 from agent_r1.gateway.wires.http import problem_of, refuse
+from agent_r1.text.tokens import nesting
 from agent_r1_proto.parts import TextPart, shown_text
 from agent_r1_proto.tasks import ChatMessage, MessageCall, Role
 from agent_r1_proto.tools import ToolSpec
@@ -157,18 +158,23 @@ def check_calls(message: ChatMessage) -> None:
     """Check what stands as JSON in JSON in a message of the assistant.
 
     Raises:
-        ValueError: half a surrogate pair came in that way, or what is nested deeper than a journal
-            is read.
+        ValueError: half a surrogate pair came in that way, or what `check_nesting` refuses.
+        RecursionError: it is nested deeper still.
     """
     message.shown().encode()
-    left: list[tuple[JsonValue, int]] = [(call.arguments, 0) for call in message.tool_calls]
-    while left:
-        value, depth = left.pop()
-        if depth > MAX_NESTING:
-            raise ValueError(f"arguments are nested deeper than {MAX_NESTING}; send flatter JSON")
-        if isinstance(value, dict | list):
-            inner = value.values() if isinstance(value, dict) else value
-            left += [(one, depth + 1) for one in inner]
+    for call in message.tool_calls:
+        check_nesting(call.arguments)
+
+
+def check_nesting(arguments: JsonValue) -> None:
+    """Check that the arguments of a call can be read where they stand within other JSON.
+
+    Raises:
+        ValueError: they are nested too deeply.
+        RecursionError: deeper still.
+    """
+    if nesting(arguments) > MAX_NESTING:
+        raise ValueError(f"arguments are nested deeper than {MAX_NESTING}; send flatter JSON")
 
 
 def read_texts(where: str, content: JsonValue) -> list[str]:

@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from agent_r1.gateway.wire import WireError
+from agent_r1.gateway.wires.history import check_nesting
 from agent_r1.gateway.wires.http import key_of
 from agent_r1_proto.tools import ToolResult, ToolSpec
 
@@ -57,10 +58,11 @@ def add_tools(app: FastAPI, sessions: ToolSessions[S]) -> None:
         try:
             arguments = _ARGUMENTS.validate_json(await request.body(), strict=True)
             json.dumps(arguments, allow_nan=False)  # which JSON has no numbers for
+            check_nesting(arguments)
         except ValidationError as exc:
             problem = f"the body is no JSON object of arguments: {exc.errors()[0]['msg']}"
             raise WireError("invalid_request", problem) from exc
         except (ValueError, RecursionError) as exc:
-            raise WireError("invalid_request", f"the body is no JSON: {exc}") from exc
+            raise WireError("invalid_request", f"the body cannot be kept: {exc}") from exc
         result = await sessions.call_tool(session, name, arguments)
         return JSONResponse({"status": result.status, "text": result.text()})

@@ -15,6 +15,7 @@ from agent_r1_proto.session_log import SessionTakenError
 from agent_r1_proto.tools import ToolResult, ToolSpec
 
 KEY = "key-of-the-session"
+DEEP = '{"a": ' + "[" * 200 + "]" * 200 + "}"
 SEARCH = ToolSpec(name="search", version="1", description="Looks up.", parameters={})
 
 
@@ -60,8 +61,9 @@ async def test_tools_are_listed_and_answer(client: httpx.AsyncClient):
         ({"url": "/tools/shout", "json": {}}, 400, "offered: search"),
         ({"url": "/tools/search", "content": b"[1"}, 400, "no JSON object of arguments"),
         ({"url": "/tools/search", "content": b"[1]"}, 400, "no JSON object of arguments"),
-        ({"url": "/tools/search", "content": b'{"q": NaN}'}, 400, "is no JSON"),
-        ({"url": "/tools/search", "content": b'{"q": 1e999}'}, 400, "is no JSON"),
+        ({"url": "/tools/search", "content": b'{"q": NaN}'}, 400, "cannot be kept"),
+        ({"url": "/tools/search", "content": b'{"q": 1e999}'}, 400, "cannot be kept"),
+        ({"url": "/tools/search", "content": DEEP.encode()}, 400, "nested deeper than 64"),
         ({"url": "/tools/search", "json": {}, "headers": {"authorization": ""}}, 401, "this key"),
         ({"url": "/nothing", "json": {}}, 404, "POST /tools/NAME"),
     ],
@@ -99,9 +101,6 @@ class FaultySessions(Sessions):
 
     async def call_tool(self, session: Any, name: str, arguments: dict[str, Any]) -> ToolResult:
         raise self.session.error
-
-
-DEEP = '{"a": ' + "[" * 200 + "]" * 200 + "}"
 
 
 @pytest.mark.parametrize(
