@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from agent_r1.gateway import journal as log
 from agent_r1.gateway.forest import Forest, Place, TurnNode
 from agent_r1.gateway.growing_text import GrowingText
-from agent_r1.gateway.prompts import PromptWriter
+from agent_r1.gateway.prompts import Prompt, PromptWriter
 from agent_r1.gateway.servers import RequestRefusedError, RolloutServers, ServerError
 from agent_r1.gateway.speech import said_message
 from agent_r1.gateway.wire import Asked, Begun, Ended, Event, Said, Waiting, WireError
@@ -380,25 +380,9 @@ class AgentSession:
             if turn.finish_reason is not None and not turn.delivered:
                 turn.delivered = True
                 events.append(log.TurnDelivered(turn=turn.number))
-        kept, kept_whole = _kept(asked, place)
         for _ in range(missing):
             assert prompt is not None
-            node = TurnNode(
-                number=len(self.forest.turns),
-                parent=place.parent,
-                lineage=place.lineage,
-                asked=place.asked,
-                begins=prompt.begins,
-                prompt=prompt.token_ids,
-                opening=prompt.opening,
-                replies=_replies(asked.messages, place),
-                constrained=asked.constrained,
-                kept=kept,
-                kept_whole=kept_whole,
-                limits=asked.limits,
-                instructions=place.instructions,
-                offered=place.offered,
-            )
+            node = self._new_turn(asked, place, prompt)
             self.forest.begin(node, place.root)
             nodes.append(node)
             fields = {k: getattr(node, k) for k in log.TurnBegun.model_fields if hasattr(node, k)}
@@ -412,6 +396,25 @@ class AgentSession:
             self._sampling -= numbers
             raise
         return nodes
+
+    def _new_turn(self, asked: Asked, place: Place, prompt: Prompt) -> TurnNode:
+        kept, kept_whole = _kept(asked, place)
+        return TurnNode(
+            number=len(self.forest.turns),
+            parent=place.parent,
+            lineage=place.lineage,
+            asked=place.asked,
+            begins=prompt.begins,
+            prompt=prompt.token_ids,
+            opening=prompt.opening,
+            replies=_replies(asked.messages, place),
+            constrained=asked.constrained,
+            kept=kept,
+            kept_whole=kept_whole,
+            limits=asked.limits,
+            instructions=place.instructions,
+            offered=place.offered,
+        )
 
     # -- sampling --------------------------------------------------------------------------------
 
