@@ -85,8 +85,11 @@ class FakeDocker:
         """Set once a container is asked for."""
         self.may_create = asyncio.Event()
         self.may_create.set()
-        self.app = app = FastAPI()
+        self.app = FastAPI()
+        self._add_machine(self.app)
+        self._add_containers(self.app)
 
+    def _add_machine(self, app: FastAPI) -> None:
         @app.middleware("http")
         async def fail(request: Request, answer: Callable[..., Any]) -> Response:
             if self.fails is not None and re.search(self.fails, request.url.path):
@@ -109,6 +112,7 @@ class FakeDocker:
             self.networks[body["Name"]] = {**body, "IPAM": gateway}
             return Response("{}", 201)
 
+    def _add_containers(self, app: FastAPI) -> None:
         @app.post("/containers/create")
         async def create(request: Request, name: str) -> Response:
             self.asked.set()
