@@ -118,7 +118,8 @@ def memory_loads(
         parts = [Part(part.name, here * part.size) for part in offloaded]
         parts.append(Part("learner: a model while it loads", here * whole * own))
         if ranks and ranks[0] == box:
-            parts.append(Part("learner: weights that are pushed", policy.trained * own))
+            # A version is sent while the next one is gathered.
+            parts.append(Part("learner: weights that are pushed", 2 * policy.trained * own))
         processes = here + engines * config.rollout.tensor_parallel_size
         parts.append(Part("processes with a GPU", processes * PROCESS))
         if box == 0:

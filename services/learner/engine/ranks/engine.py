@@ -44,6 +44,7 @@ from agent_r1.learner.engine.model_files import (
     OLD_POLICY_TAG,
     POLICY_FILE,
 )
+from agent_r1.learner.engine.ranks.host_copies import HostCopies
 from agent_r1.learner.engine.ranks.messages import (
     CriticSetup,
     EngineSetup,
@@ -348,17 +349,22 @@ class RankEngine:
     def collect(self) -> Weights | None:
         """Gather the policy's trained weights to the CPU of rank 0; None on the others.
 
-        Nothing is written while weights are gathered.
+        Those on a GPU, and divided ones, are copied. Nothing is written while weights are gathered.
         """
         tensors: dict[str, torch.Tensor] = {}
         aliases: dict[str, str] = {}
+        copies = HostCopies(self.num_weights() * DTYPES[self._setup.model.dtype].itemsize)
+        divided = self._config.zero_stage == 3
+
+        def to_host(weight: torch.Tensor) -> torch.Tensor:
+            return copies.copy(weight) if weight.is_cuda else weight.to("cpu", copy=divided)
+
         for bucket in self._policy.gathered():
             for parameter in bucket:
                 first, *others = self._names[id(parameter)]
                 aliases |= dict.fromkeys(others, first)
                 if self.is_first:
-                    copies = self._config.zero_stage == 3
-                    tensors[first] = parameter.detach().to("cpu", copy=copies)
+                    tensors[first] = to_host(parameter.detach())
         if not self.is_first:
             return None
         if self._setup.model.lora is not None:
@@ -367,7 +373,7 @@ class RankEngine:
         parameters_gone = {n for n, _ in self.model.named_parameters(remove_duplicate=False)}
         for name, value in self.model.state_dict().items():
             if name not in known and name not in parameters_gone:
-                tensors[name] = value.detach().cpu()
+                tensors[name] = to_host(value.detach())
         return Weights(tensors, aliases)
 
     def num_weights(self) -> int:
