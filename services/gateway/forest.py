@@ -19,6 +19,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from pydantic import JsonValue
+
 from agent_r1.gateway.journal import ToolAnswered
 from agent_r1.gateway.wire import Asked, turn_id_in
 from agent_r1.text.reading import TurnText
@@ -214,8 +216,11 @@ class Forest:
         return new
 
     def _own(self, asked: Asked, digests: Sequence[str], lineage: int) -> dict[int, TurnNode]:
+        """Return which turns said the messages of a request, from the last message to the first: of
+        turns that said the same, an earlier message is of an earlier one."""
         own: dict[int, TurnNode] = {}
-        for i, message in enumerate(asked.messages):
+        later = len(self.turns)
+        for i, message in reversed(list(enumerate(asked.messages))):
             if message.role != "assistant":
                 continue
             turn = self._by_id(asked, i)
@@ -223,10 +228,12 @@ class Forest:
             if not same:
                 spoken = self._texts.get(_spoken_key(message), [])
                 same = [turn for turn in spoken if turn.lineage == lineage]
+                same = [turn for turn in same if turn.number < later] or same
             same = _heard(same, message, turn)
             if turn is not None or same:
                 own[i] = turn or _best(same or ())
-        return own
+                later = own[i].number
+        return dict(sorted(own.items()))
 
     def _by_id(self, asked: Asked, index: int) -> TurnNode | None:
         """Return the turn that ids of ours name, which came with a message; None without any."""
@@ -257,6 +264,26 @@ class Forest:
             return None
         since = [(message, "") for message in turn.kept]
         return [*(before or ()), *since, (turn.said, self.turn_id(turn.number))]
+
+    def with_turns_whole(self, asked: Asked) -> Asked:
+        """Return a request with the calls of a turn in one message: some clients send each in a
+        message of its own, with its result behind it."""
+        messages: list[ChatMessage] = []
+        turn_ids: dict[int, str] = {}
+        last: TurnNode | None = None
+        said_at = 0
+        for i, message in enumerate(asked.messages):
+            turn = self._by_id(asked, i) if message.role == "assistant" else None
+            if turn is not None and turn is last:
+                calls = [*messages[said_at].tool_calls, *message.tool_calls]
+                messages[said_at] = messages[said_at].model_copy(update={"tool_calls": calls})
+                continue
+            if message.role != "tool":
+                last, said_at = turn, len(messages)
+            if i in asked.turn_ids:
+                turn_ids[len(messages)] = asked.turn_ids[i]
+            messages.append(message)
+        return replace(asked, messages=tuple(messages), turn_ids=turn_ids)
 
     def as_first_seen(self, asked: Asked) -> tuple[Asked, dict[str, ChatMessage]]:
         """Return a request with each message as it was when its history came first, and those that
@@ -334,7 +361,7 @@ class Forest:
     def _digests(self, asked: Asked) -> list[str]:
         """Return the digests of the history before each message, and of all of it."""
         offered = [tool.as_function() for tool in asked.tools]
-        digests = [_digest("", json.dumps(offered, sort_keys=True))]
+        digests = [_digest("", self._without_volatile(json.dumps(offered, sort_keys=True)))]
         places: dict[str, int] = {}  # of the calls that were made last, by their ids
         for i, message in enumerate(asked.messages):
             key = self._key(message)
@@ -355,7 +382,9 @@ class Forest:
 
     def _lasting(self, message: ChatMessage) -> str:
         """Return what a message says, without what is volatile."""
-        text = shown_text(message.content)
+        return self._without_volatile(shown_text(message.content))
+
+    def _without_volatile(self, text: str) -> str:
         for pattern in self._volatile:
             text = pattern.sub("", text)
         return text
@@ -425,8 +454,22 @@ def _digest(before: str, what: str) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
+def _as_doubles(value: JsonValue) -> JsonValue:
+    """Return a value with its numbers as JavaScript has them, of which 1.0 and 1 are one."""
+    if isinstance(value, dict):
+        return {key: _as_doubles(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_as_doubles(item) for item in value]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    try:
+        return float(value) + 0.0  # -0.0 is written as 0
+    except OverflowError:
+        return value
+
+
 def _spoken_key(message: ChatMessage) -> str:
     """Return what an assistant's message says, however white space and arguments are written."""
-    calls = [[call.name, call.arguments] for call in message.tool_calls]
+    calls = [[call.name, _as_doubles(call.arguments)] for call in message.tool_calls]
     text = " ".join(shown_text(message.content).split())
     return "assistant " + json.dumps([text, calls], sort_keys=True)

@@ -219,6 +219,7 @@ class AgentSession:
             WireError: the session has ended, or the request cannot be rendered.
         """
         self.count_requests(0)
+        asked = self.forest.with_turns_whole(asked)
         place = self.forest.place(asked)
         return self.prompts.write(asked, place).length
 
@@ -356,7 +357,7 @@ class AgentSession:
 
     async def _begin(self, asked: Asked) -> list[TurnNode]:
         """Return the turns that answer a request: told again, gone on with, or begun now."""
-        asked, first_seen = self.forest.as_first_seen(asked)
+        asked, first_seen = self.forest.as_first_seen(self.forest.with_turns_whole(asked))
         place = self.forest.place(asked)
         asked = self.forest.with_own_ids(asked, place.own)
         again = [

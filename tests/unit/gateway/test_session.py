@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 from contextlib import aclosing
 
 import numpy as np
@@ -326,6 +327,58 @@ async def test_ids_of_the_clients_own_keep_the_results(chat: ChatFormat, end_id:
     assert trajectory.segment_starts == []
 
 
+@pytest.mark.parametrize("number", [1.0, -0.0, 12345678901234567890, [{"a": 2.0}]])
+async def test_numbers_may_come_back_as_javascript_writes_them(
+    chat: ChatFormat, end_id: int, number: object
+):
+    client = await open_client(chat, end_id, call_text(query=number), "end")
+    told = await client.ask(user("who?"), tools=(TOOL,))
+    doubles = json.loads(json.dumps(told.message.tool_calls[0].arguments), parse_int=float)
+    written = re.sub(r"-?(\d+)\.0\b", r"\1", json.dumps(doubles))
+    call = MessageCall(name="search", arguments=json.loads(written), id="own")
+    said = ChatMessage(role="assistant", content="", tool_calls=[call])
+    found = ChatMessage(role="tool", content="r", tool_call_id="own")
+    await client.ask(user("who?"), said, found, tools=(TOOL,))
+    trajectory = client.trajectory()
+    assert [turn.calls[0].text() for turn in trajectory.turns if turn.calls] == ["r"]
+    assert trajectory.segment_starts == []
+
+
+async def test_calls_of_one_turn_may_come_back_in_messages_of_their_own(
+    chat: ChatFormat, end_id: int
+):
+    calls = call_text(query="x") + call_text(query="y")
+    client = await open_client(chat, end_id, calls, calls, "end")
+    history: list[ChatMessage] = [user("who?")]
+    for answers in ("ab", "cd"):
+        told = (await client.ask(*history, tools=(TOOL,))).message
+        for i, text in enumerate(answers):
+            said = told.model_copy(update={"tool_calls": [told.tool_calls[i]]})
+            history += [said, result(told, text, i)]
+    await client.ask(*history, tools=(TOOL,))
+    trajectory = client.trajectory()
+    captured(client, trajectory)
+    found = [[call.text() for call in turn.calls] for turn in trajectory.turns]
+    assert found == [["a", "b"], ["c", "d"], []]
+    assert trajectory.segment_starts == []
+    assert client.session.count_tokens(Asked(tuple(history), tools=(TOOL,))) == len(
+        client.servers.requests[-1].token_ids
+    )
+
+
+async def test_equal_answers_of_a_rewritten_history_keep_their_thoughts_in_order(
+    chat: ChatFormat, end_id: int
+):
+    thoughts = [f"<think>{name}</think>same" for name in ("one", "two")]
+    client = await open_client(chat, end_id, *thoughts, "end")
+    history: list[ChatMessage] = [user("a")]
+    for _ in thoughts:
+        history += [(await client.ask(*history)).message, user("more")]
+    await client.ask(system("Be brief."), *history)
+    read = chat.decode(client.servers.requests[-1].token_ids)
+    assert 0 < read.index("<think>one") < read.index("<think>two")
+
+
 async def test_results_of_other_calls_are_another_history(chat: ChatFormat, end_id: int):
     calls = call_text(query="x") + call_text(query="y")
     client = await open_client(chat, end_id, calls, "one", "two")
@@ -600,6 +653,15 @@ async def test_volatile_text_is_shown_as_it_was_at_first(chat: ChatFormat, end_i
     assert trajectory.segment_starts == []
     assert "now: 2" not in chat.decode(trajectory.token_ids.tolist())
     assert client.session.forest.changed_texts == 1
+
+
+async def test_volatile_text_of_tools_begins_no_new_history(chat: ChatFormat, end_id: int):
+    rules = SessionRules(volatile=(r"now: \d+",))
+    client = await open_client(chat, end_id, "one", "two", rules=rules)
+    tools = [TOOL.model_copy(update={"description": f"now: {i}"}) for i in range(2)]
+    told = await client.ask(user("who?"), tools=(tools[0],))
+    await client.ask(user("who?"), told.message, user("more?"), tools=(tools[1],))
+    assert client.trajectory().segment_starts == []
 
 
 async def test_requests_that_are_refused_leave_nothing_of_their_volatile_text(
