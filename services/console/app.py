@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from agent_r1.console.curve_pages import add_curves
-from agent_r1.console.door import LOGIN, Door, local_path
+from agent_r1.console.door import HEADERS, LOGIN, Door, local_path
 from agent_r1.console.evaluation_pages import add_evaluations
 from agent_r1.console.fall_pages import add_falls
 from agent_r1.console.pages import STATIC_DIR, page
@@ -65,6 +65,14 @@ def _add_errors(app: FastAPI) -> None:
         if "text/html" in request.headers.get("accept", ""):
             return page(request, "error.html", status, text=text)
         return JSONResponse({"detail": text}, status)
+
+    @app.exception_handler(Exception)
+    async def broken(request: Request, exc: Exception) -> Response:
+        what = f"{type(exc).__name__}: {exc}"
+        text = f"a file of the run may be damaged ({what:.200}); the console's log says where"
+        found = answer(request, 500, text)
+        found.headers.update(HEADERS)  # it is answered outside the door
+        return found
 
     @app.exception_handler(UnknownRunError)
     async def unknown(request: Request, exc: UnknownRunError) -> Response:

@@ -84,10 +84,10 @@ class Door:
     async def _answer(self, request: Request) -> Response | None:
         """Return what the door answers itself; None where the application is to answer."""
         path = request.url.path
+        session = self._session(request)
+        request.state.csrf = self._sign(f"csrf {session}")  # also of pages of errors
         if path.startswith(STATIC) or path in OPEN_PATHS:
             return None
-        session = self._session(request)
-        request.state.csrf = self._sign(f"csrf {session}")
         if request.method == "POST":
             problem = await _read_form(request) or self._forged(request)
             if problem is not None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from urllib.parse import quote, unquote
 
 from fastapi import Query
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
@@ -31,6 +32,13 @@ Keys = Annotated[list[str], Query(max_length=MOST_RUNS)]
 """Runs in the query of a page, as `key_of` names them."""
 LONGEST_TEXT = 300
 """Most characters of a text that stand in a cell."""
+LIST_BYTES = 120_000
+"""Bytes of the cells of a table; a page has 200 kB."""
+CELL_BYTES = 25
+"""Bytes of HTML around a cell, counted with it."""
+LARGEST = 1e9
+"""Numbers from there on have an exponent."""
+T = TypeVar("T")
 _UNSAFE_IN_FORMS = re.compile(r"[%\x00-\x1f\x7f]")
 
 
@@ -51,9 +59,33 @@ def shown(text: object, longest: int = LONGEST_TEXT) -> Markup:
     return Markup("<bdi>{}</bdi>").format(line)
 
 
-def number(value: float | None, digits: int = 3) -> str:
-    """Render a number; what is not known is a dash."""
-    return "-" if value is None else f"{value:.{digits}f}"
+def number(value: object, sign: str = "") -> str:
+    """Render a number of a file; "-" for what is none. With sign "+", a positive one has it."""
+    if type(value) not in (int, float):
+        return "-"
+    try:
+        of_it = float(value)  # pyright: ignore[reportArgumentType]
+    except OverflowError:
+        return "-"
+    return f"{of_it:{sign}.3f}" if abs(of_it) < LARGEST else f"{of_it:{sign}.3g}"
+
+
+def fitting(rows: Sequence[T], texts: Callable[[T], Iterable[object]], most: int = ROWS) -> list[T]:
+    """Return the first rows whose cells fit on a page.
+
+    Args:
+        rows: of a table.
+        texts: gives the texts of a row, as `shown` renders them.
+        most: rows.
+    """
+    kept: list[T] = []
+    left = LIST_BYTES
+    for row in rows[:most]:
+        left -= sum(len(shown(text).encode()) + CELL_BYTES for text in texts(row))
+        if left < 0:
+            break
+        kept.append(row)
+    return kept
 
 
 def _moment(at: float) -> str:
@@ -79,8 +111,8 @@ _TEMPLATES.filters |= {
     "path": lambda name: quote(name, safe=""),
     "number": number,
     "moment": _moment,
-    "signed": lambda value: f"{value:+.3f}",
-    "interval": lambda one: escape(f"{one.mean:.3f} [{one.low:.3f}, {one.high:.3f}]"),
+    "signed": lambda value: number(value, "+"),
+    "interval": lambda one: f"{number(one.mean)} [{number(one.low)}, {number(one.high)}]",
 }
 
 

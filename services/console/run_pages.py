@@ -6,12 +6,13 @@ Read from the run folders; app.py adds them.
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request
 from starlette.responses import Response
 
-from agent_r1.console.pages import MOST_RUNS, ROWS, Keys, name_of, page, pager
+from agent_r1.console.pages import MOST_RUNS, ROWS, Keys, fitting, name_of, page, pager
 from agent_r1.console.runs import Runs, configuration_differences
 from agent_r1.console.series import MetricsCache, RunMetrics
 from agent_r1.launch.local_view import read_json_lines
@@ -39,7 +40,6 @@ def add_runs(app: FastAPI, runs: Runs, cache: MetricsCache) -> None:
     @app.get("/runs/{name}")
     def one_run(request: Request, name: str, step: int | None = None) -> Response:
         run = runs.run(name)
-        failures = read_json_lines(run.folder / FAILURES_FILE)
         found = read_json_lines(run.folder / EVALUATIONS_FILE)
         with cache.reading([run.folder]) as (metrics,):
             at_step = _step_metrics(metrics, step)
@@ -47,9 +47,8 @@ def add_runs(app: FastAPI, runs: Runs, cache: MetricsCache) -> None:
             request,
             "run.html",
             run=run,
-            failures=failures[-ROWS:],
-            evaluations=_evaluation_rows(found)[-ROWS:],
-            letters=load_letters(run.folder)[-ROWS:],
+            failures=fitting(_failure_rows(run.folder), lambda row: row),
+            evaluations=fitting(_evaluation_rows(found), _texts_of)[::-1],
             step=step,
             step_metrics=at_step,
         )
@@ -58,21 +57,37 @@ def add_runs(app: FastAPI, runs: Runs, cache: MetricsCache) -> None:
     def compared(request: Request, run: Keys = []) -> Response:  # noqa: B006 - FastAPI copies it
         some = runs.some(map(name_of, run))
         rows = configuration_differences(some)
-        left_out = max(0, len(rows) - ROWS)
-        return page(request, "compare.html", runs=some, rows=rows[:ROWS], left_out=left_out)
+        kept = fitting(rows, lambda row: [row[0], *row[1]])
+        return page(request, "compare.html", runs=some, rows=kept, left_out=len(rows) - len(kept))
+
+
+def _failure_rows(folder: Path) -> list[tuple[object, object, object]]:
+    """Return where, at which step and why something failed, and the dead letters; newest first."""
+    failures = [
+        tuple(one.get(name, "-") for name in ("where", "step", "reason"))
+        for one in read_json_lines(folder / FAILURES_FILE)
+    ]
+    letters = [(f"dead letter {one.letter_id}", "", one.reason) for one in load_letters(folder)]
+    return [*reversed(letters), *reversed(failures)]
 
 
 def _evaluation_rows(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row for each set of each evaluation."""
+    """Return a row for each set of each evaluation, the newest first."""
     rows: list[dict[str, Any]] = []
     for record in records:
         sets = record.get("sets")
         for name, scores in (sets if isinstance(sets, dict) else {}).items():
+            if not isinstance(scores, dict):
+                continue
             known = {key: scores.get(key) for key in ("n", "failed", "reward")}
-            components = scores.get("components") or {}
-            label = {"name": record.get("name"), "step": record.get("step"), "set": name}
-            rows.append(label | known | {"components": components})
-    return rows
+            components = scores.get("components")
+            known["components"] = list((components if isinstance(components, dict) else {}).items())
+            rows.append({"name": record.get("name"), "step": record.get("step"), "set": name} | known)
+    return rows[::-1]
+
+
+def _texts_of(row: dict[str, Any]) -> list[Any]:
+    return [row["name"], row["set"], *row["components"]]
 
 
 def _step_metrics(run: RunMetrics, step: int | None) -> list[tuple[str, float]]:

@@ -6,6 +6,7 @@ read, never all of it.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from agent_r1.runtime.files.state import last_object
 
 RUNNING = "running"
 AWAY = "no launcher on this machine"
+LARGEST = 2**53
+"""Whole numbers from there on are no longer exact."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,8 @@ def read_run_state(folder: Path, at_work: str | None = None) -> RunState:
     summary = {} if running is not None else last_summary(folder)
     metrics_file = folder / METRICS_FILE
     metrics = last_object(metrics_file)
+    metrics = {name: value for name, value in metrics.items() if not math.isnan(as_number(value))}
+    metrics = metrics if "step" in metrics else {}
     ended = str(summary.get("status")) if summary else None
     return RunState(
         status=RUNNING if running is not None else ended or AWAY,
@@ -87,6 +92,13 @@ def read_run_state(folder: Path, at_work: str | None = None) -> RunState:
         written_at=metrics_file.stat().st_mtime if metrics else None,
         hindrances=() if ended else tuple(_hindrances(folder)),
     )
+
+
+def as_number(value: object) -> float:
+    """Return a value of `metrics.jsonl`; NaN for one that is no number."""
+    if type(value) is float:
+        return value
+    return float(value) if type(value) is int and abs(value) < LARGEST else math.nan
 
 
 def _at_work(folder: Path) -> str | None:

@@ -27,6 +27,8 @@ from agent_r1.runtime.unicode import repair_text
 
 KEPT_CONFIGS = 256
 NOT_SET = "not set"
+DAMAGE = (OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError)
+"""Errors of reading a file whose values have other types than this program writes."""
 
 
 class UnknownRunError(ValueError):
@@ -134,10 +136,14 @@ class Runs:
             UnknownRunError: there is no such run.
         """
         folder = self.folder(name)
-        status = (folder / CONFIG_FILE).stat()
-        config, total, problem = _configuration(folder, status.st_mtime_ns, status.st_size)
-        at_work = None if self.mirror is None else self.mirror.at_work(name)
-        return Run(name, folder, config, problem, read_run_state(folder, at_work), total)
+        try:
+            status = (folder / CONFIG_FILE).stat()
+            config, total, problem = _configuration(folder, status.st_mtime_ns, status.st_size)
+            at_work = None if self.mirror is None else self.mirror.at_work(name)
+            return Run(name, folder, config, problem, read_run_state(folder, at_work), total)
+        except DAMAGE as exc:  # of this run alone: the pages of all runs must not end with it
+            problem = f"a file of {folder} cannot be read: {exc!r}"
+            return Run(name, folder, None, problem, RunState("damaged", "", {}, None, ()), 0)
 
     def some(self, names: Iterable[str]) -> list[Run]:
         """Read several runs."""

@@ -21,6 +21,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from agent_r1.console.run_state import as_number
 from agent_r1.launch.local_view import Tail, read_json_lines
 from agent_r1.runtime.files.run_folder import (
     CONDITIONS_FILE,
@@ -63,7 +64,8 @@ class RunMetrics:
         """Read the lines that were added."""
         block: list[dict[str, Any]] = []
         for record in self._tail.new():
-            if not isinstance(record.get("step"), int):
+            step = record.get("step")
+            if type(step) is not int or math.isnan(as_number(step)):
                 continue
             if block and (
                 len(block) == BLOCK_LINES
@@ -81,7 +83,7 @@ class RunMetrics:
         kept = bisect_left(self._steps, block[0]["step"])
         for column in (self._steps, *self._columns.values()):
             del column[kept:]  # a learner that was resumed has gone back to its checkpoint
-        rows = [[_as_number(value) for value in record.values()] for record in block]
+        rows = [[as_number(value) for value in record.values()] for record in block]
         for name, values in zip(block[0], np.array(rows).T, strict=True):
             column = self._column(repair_text(name), kept, has_values=not np.isnan(values).all())
             if column is not None and len(column) == kept:  # two names may be repaired to one
@@ -124,12 +126,6 @@ class RunMetrics:
         if kind == "time":
             return np.cumsum(seconds) / SECONDS_AN_HOUR
         return np.cumsum(np.nan_to_num(self.column("throughput/tokens_per_s")) * seconds)
-
-
-def _as_number(value: object) -> float:
-    """Return a value of a line; NaN for one that is no number."""
-    kind = type(value)
-    return value if kind is float or kind is int else math.nan  # pyright: ignore[reportReturnType]
 
 
 class MetricsCache:

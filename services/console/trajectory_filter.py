@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 
 from agent_r1.console.pages import name_of
 from agent_r1.runs.index import COMPONENT, SORTED, Query, Range
+from agent_r1.runs.store import StoredFile
 
 STEPS = "steps"
 """Value of `of` for the samples of steps; an evaluation is `eval:NAME`, and "" is everything."""
@@ -42,9 +43,9 @@ class Filter:
         """Whether the greatest comes first."""
 
     def address(self, **changes: object) -> str:
-        """Return the query of an address with these choices, but for some; "?" without any."""
+        """Return the query of an address with these choices, but for some; "" without any."""
         chosen = {name: value for name, value in (self.chosen | changes).items() if value}
-        return f"?{urlencode(chosen)}"
+        return f"?{urlencode(chosen)}" if chosen else ""
 
     def sorted_by(self, column: str) -> str:
         """Return the query of an address with another order; the same column turns it around."""
@@ -70,6 +71,14 @@ class Filter:
         return Query(
             equal, self._ranges(), self.chosen["text"], self.sort, self.descending, limit, offset
         )
+
+    def wants(self, file: StoredFile) -> bool:
+        """Return whether a file belongs to the chosen steps, or to the chosen evaluation."""
+        of, (first, last) = name_of(self.chosen["of"]), self.steps()
+        if file.step is None:
+            return of == f"{EVALUATION}{file.evaluation}"
+        after, before = first is None or first <= file.step, last is None or file.step <= last
+        return of in ("", STEPS) and after and before
 
     def _ranges(self) -> dict[str, Range]:
         ranges = {column: self._range(name) for name, column in RANGES.items()}

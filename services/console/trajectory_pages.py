@@ -6,11 +6,12 @@ time; app.py adds the routes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote, urlencode
 
 from fastapi import FastAPI, Query, Request
 from fastapi import Path as InPath
@@ -33,7 +34,7 @@ from agent_r1.console.trajectory_view import (
 )
 from agent_r1.runs.index import COMPONENT, SORTED, RunIndex
 from agent_r1.runs.run import Run
-from agent_r1.runs.store import StoredTrajectory, stored_files
+from agent_r1.runs.store import StoredFile, StoredTrajectory, stored_files
 from agent_r1.runtime.imports import MissingPackageError
 from agent_r1.runtime.unicode import repair_json
 
@@ -57,6 +58,8 @@ COLOURS: dict[Colour, str] = {
     "version": "policy version",
     "ratio": "ratio",
 }
+REASON_BYTES = TEXT_BYTES // 3
+"""Bytes of what reward components say on a page."""
 BESIDE = 16
 """Most trajectories side by side."""
 KEPT_RUNS = 4
@@ -81,61 +84,72 @@ class _Pages:
         self._runs = runs
 
     @contextmanager
-    def _opened(self, name: str) -> Iterator[tuple[RunIndex, int]]:
-        """Open the index of a run; yields it, and the number of files that it lacks."""
-        with RunIndex(self._runs.folder(name)) as index:
-            yield index, index.refresh(INDEX_S)
+    def _listing(
+        self, name: str, is_first: Callable[[StoredFile], bool]
+    ) -> Iterator[tuple[RunIndex, dict[str, Any]]]:
+        """Open the index of a run, and go on reading: the files first that the page asks for.
+
+        Yields:
+            The index, and what each list says: the run, its evaluations, how many files it has, and
+            how many of them the index lacks.
+        """
+        folder = self._runs.folder(name)
+        files = stored_files(folder)
+        evaluations = [(one, one) for file in files if (one := file.evaluation) is not None]
+        evaluations = evaluations[-OPTIONS:]
+        with RunIndex(folder) as index:
+            left = index.refresh(INDEX_S, is_first)
+            told = {"name": name, "evaluations": evaluations, "files": len(files), "left": left}
+            yield index, told
 
     def trajectories(self, request: Request, name: str, start: Start = 0) -> Response:
         chosen = Filter(request.query_params)
-        with self._opened(name) as (index, left):
+        with self._listing(name, chosen.wants) as (index, told):
             rows = index.rows(chosen.query(PAGE_ROWS + 1, start))
             options = {
                 column: [(one, one) for one in index.values(column) if len(one) <= 60][:OPTIONS]
                 for column in ("set", "status", "tool", "component")
             }
-            evaluations = index.values("evaluation")[:OPTIONS]
+        options["of"] = [(STEPS, "steps")]
+        options["of"] += [(EVALUATION + one, one) for one, _ in told["evaluations"]]
+        options["sort"] = [(column, column.replace("_", " ")) for column in SORTED]
+        options["sort"] += [(COMPONENT + one, COMPONENT + one) for one, _ in options["component"]]
         return page(
             request,
             "trajectories.html",
-            name=name,
+            **told,
             filter=chosen,
             rows=rows[:PAGE_ROWS],
+            start=start,
             pager=pager(request, start, len(rows), PAGE_ROWS),
-            left=left,
-            files=len(stored_files(self._runs.folder(name))),
             columns=COLUMNS,
             sortable=SORTED,
             options=options.__getitem__,
-            sources=[(STEPS, "steps"), *((EVALUATION + one, one) for one in evaluations)],
-            sorts=[
-                *((column, column.replace("_", " ")) for column in SORTED),
-                *((COMPONENT + one, COMPONENT + one) for one, _ in options["component"]),
-            ],
             links=[
-                ("groups", "Groups"),
-                ("flipped", "Flipped answers"),
-                (f"beside{chosen.address()}", "Side by side"),
+                ("", "The run"),
+                *_links_of_steps(chosen.chosen["step"], chosen.chosen["step_to"]),
+                ("/groups", "Groups"),
+                ("/flipped", "Flipped answers"),
+                (f"/beside{chosen.address()}", "Side by side"),
             ],
         )
 
     def groups(self, request: Request, name: str, start: Start = 0) -> Response:
         chosen = Filter(request.query_params)
-        with self._opened(name) as (index, left):
+        with self._listing(name, chosen.wants) as (index, told):
             found = index.groups(chosen.steps(), limit=PAGE_ROWS + 1, offset=start)
         return page(
             request,
             "groups.html",
-            name=name,
+            **told,
             filter=chosen,
-            groups=found[:PAGE_ROWS],
+            rows=found[:PAGE_ROWS],
             pager=pager(request, start, len(found), PAGE_ROWS),
-            left=left,
         )
 
     def beside(self, request: Request, name: str) -> Response:
         chosen = Filter(request.query_params)
-        with self._opened(name) as (index, _):
+        with self._listing(name, chosen.wants) as (index, told):
             rows = index.rows(chosen.query(BESIDE + 1, 0))
             shown = rows[:BESIDE]
             columns = [
@@ -149,29 +163,27 @@ class _Pages:
         return page(
             request,
             "beside.html",
-            name=name,
+            **told,
             filter=chosen,
-            columns=columns,
+            rows=columns,
             more=len(rows) > BESIDE,
+            pager=(),
         )
 
     def flipped(
         self, request: Request, name: str, a: str = "", b: str = "", start: Start = 0
     ) -> Response:
-        with self._opened(name) as (index, left):
-            known = index.values("evaluation")
-            before, after = _two_evaluations(known, name_of(a), name_of(b))
-            pairs = index.flipped(before, after, limit=PAGE_ROWS + 1, offset=start)
+        known = [file.evaluation or "" for file in stored_files(self._runs.folder(name))]
+        chosen = _two_evaluations([one for one in known if one], name_of(a), name_of(b))
+        with self._listing(name, lambda file: file.evaluation in chosen) as (index, told):
+            pairs = index.flipped(*chosen, limit=PAGE_ROWS + 1, offset=start)
         return page(
             request,
             "flipped.html",
-            name=name,
-            a=before,
-            b=after,
-            evaluations=known[-OPTIONS:],
-            pairs=pairs[:PAGE_ROWS],
+            **told,
+            chosen=chosen,
+            rows=pairs[:PAGE_ROWS],
             pager=pager(request, start, len(pairs), PAGE_ROWS),
-            left=left,
         )
 
     def trajectory(
@@ -183,7 +195,9 @@ class _Pages:
         colour: Colour = "mask",
         token: Start = 0,
         turn: Start = 0,
+        at: Start = 0,
     ) -> Response:
+        chosen = Filter(request.query_params)
         run = _kept_run(self._runs.folder(name))
         stored = run.file(file).read(row)
         record, tokens = filled(stored.record), stored.tokens
@@ -198,12 +212,16 @@ class _Pages:
             "trajectory.html",
             name=name,
             record=record,
+            list_address=chosen.address(start=max(0, at - 1) // PAGE_ROWS * PAGE_ROWS),
+            pager=self._neighbours(name, chosen, at, (file, row)) if at else (),
+            link=lambda **changes: f"?{request.url.include_query_params(**changes).query}",
             json=f"{request.url.path}/json",
             is_sample=run.file(file).evaluation is None,
             facts=_facts(record, run.file(file).evaluation),
             prompt=prompt_messages(record),
             first_turn=min(turn, max(0, len(record["turns"]) - 1)),
             texts=Texts(),
+            reasons=Texts(REASON_BYTES),
             tree=agents_of(record),
             shades=found,
             has_texts=texts is not None,
@@ -215,6 +233,28 @@ class _Pages:
             num_tokens=0 if tokens is None else len(tokens.token_ids),
         )
 
+    def _neighbours(
+        self, name: str, chosen: Filter, at: int, own: tuple[str, int]
+    ) -> list[tuple[str, str, str]]:
+        """Return links to the trajectories before and after one in the list that led to it.
+
+        Args:
+            name: of the run.
+            chosen: choices of the list.
+            at: place of the trajectory there, from 1 on; a run at work has moved it since.
+            own: its file and row.
+        """
+        start = max(0, at - 1 - PAGE_ROWS // 2)
+        with RunIndex(self._runs.folder(name)) as index:
+            rows = index.rows(chosen.query(PAGE_ROWS, start))
+        places = [place for place, one in enumerate(rows) if (one["file"], one["row"]) == own]
+        return [
+            (relation, f"{title} trajectory", _address(name, rows[place + step], chosen, start + place + step + 1))
+            for place in places
+            for relation, title, step in (("prev", "Previous", -1), ("next", "Next", 1))
+            if 0 <= place + step < len(rows)
+        ]
+
     def as_json(self, name: str, file: str, row: Row) -> Response:
         stored = Run(self._runs.folder(name)).file(file).read(row)
         arrays = None if stored.tokens is None else vars(stored.tokens)
@@ -223,6 +263,20 @@ class _Pages:
         return Response(
             to_json(repair_json(whole), inf_nan_mode="null"), media_type="application/json"
         )
+
+
+def _links_of_steps(first: str, last: str) -> list[tuple[str, str]]:
+    """Return links to other pages about the chosen steps, below the address of the run."""
+    step = urlencode({"step": first})
+    span = f"{step}&{urlencode({'step_to': last})}"
+    found = [(f"?{step}#step", f"Numbers of step {first}"), (f"/fall?{span}", "Why did it fall?")]
+    return found if first else []
+
+
+def _address(name: str, row: dict[str, Any], chosen: Filter, at: int) -> str:
+    """Return the address of a trajectory at a place of the list with these choices."""
+    of_run, of_file = (quote(part, safe="") for part in (name, row["file"]))
+    return f"/runs/{of_run}/trajectories/{of_file}/{row['row']}{chosen.address(at=at)}"
 
 
 def _two_evaluations(known: list[str], a: str, b: str) -> tuple[str, str]:

@@ -14,7 +14,7 @@ import re
 import sqlite3
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,13 +137,16 @@ class RunIndex:
 
     # Building
 
-    def refresh(self, limit_s: float | None = None) -> int:
+    def refresh(
+        self, limit_s: float | None = None, is_first: Callable[[StoredFile], bool] | None = None
+    ) -> int:
         """Read the files that are new or have changed, the newest first.
 
         A damaged file is logged and left out.
 
         Args:
             limit_s: time after which the rest waits for the next call; None: all are read.
+            is_first: tells the files that are read before all others.
 
         Returns:
             The number of files that are left.
@@ -154,6 +157,8 @@ class RunIndex:
         known = {name: (size, mtime) for name, size, mtime in self._all(_KNOWN_FILES)}
         waiting = [name for name in known if name not in stamps]
         waiting += [name for name, stamp in stamps.items() if known.get(name) != stamp]
+        if is_first is not None:
+            waiting.sort(key=lambda name: name in self._files and not is_first(self._files[name]))
         left = iter(waiting)
         taken = 0
         while taken < len(waiting) and (limit_s is None or time.monotonic() - started < limit_s):
@@ -185,9 +190,15 @@ class RunIndex:
             logger.warning("%s", exc)
             records = []
         added = self._db.execute("INSERT INTO files VALUES (NULL, ?, ?, ?)", (name, *stamp))
-        for number, record in enumerate(records):
-            row = flat_row(record, self._files[name].evaluation)
-            self._add(added.lastrowid, number, row, searched_text(record))
+        self._db.execute("SAVEPOINT file")
+        try:
+            for number, record in enumerate(records):
+                row = flat_row(record, self._files[name].evaluation)
+                self._add(added.lastrowid, number, row, searched_text(record))
+        except _DAMAGE as exc:  # JSON of another shape
+            self._db.execute("ROLLBACK TO file")
+            logger.warning("%s is damaged (%r); it is left out", self._files[name].path, exc)
+        self._db.execute("RELEASE file")
 
     def _add(self, file: int | None, number: int, row: Mapping[str, Any], text: str) -> None:
         values = [row[name] for name in FLAT]
@@ -353,6 +364,9 @@ class RunIndex:
         return self._db.execute(sql, values).fetchone()
 
 
+# Values that are missing, of another type, or larger than SQLite's; not a damaged index.
+_DAMAGE = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
+_DAMAGE += (sqlite3.InterfaceError, sqlite3.ProgrammingError)
 _KNOWN_FILES = "SELECT name, size, mtime FROM files"
 # From value to value: DISTINCT would read every row of the index.
 _DISTINCT = (

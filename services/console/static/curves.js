@@ -122,6 +122,7 @@ function drawChart(box) {
     cursor: { drag: { x: true, y: false } },
     hooks: {
       draw: [drawMarks],
+      setCursor: [() => say(chart)],
       setSelect: [(plot) => { chart.isZoomed = plot.select.width > 0; }],
     },
   }, data, chart.holder);
@@ -183,31 +184,35 @@ function row(cells, className) {
   return made;
 }
 
-// The point below the cursor: its run, its step, its value. The first run that has one there.
-function pointAt(chart) {
+// The points below the cursor, of each run that has one there: its run, its step, its value.
+function pointsAt(chart) {
   const place = chart.plot?.cursor.idx;
-  if (place === null || place === undefined) return null;
+  const metric = [...charts].find(([, one]) => one === chart)?.[0];
+  if (place === null || place === undefined || !(metric in latest.metrics)) return [];
   const x = chart.plot.data[0][place];
-  const metric = [...charts].find(([, one]) => one === chart)[0];
-  for (const run of chosen("run")) {
+  return chosen("run").flatMap((run) => {
     const series = latest.metrics[metric][run.value];
     const found = series ? (series.x ?? series.step).indexOf(x) : -1;
-    if (found >= 0) return { run, step: series.step[found], y: series.y[found], place };
-  }
-  return null;
+    return found < 0 ? [] : [{ run, step: series.step[found], y: series.y[found] }];
+  });
+}
+
+function say(chart) {
+  const texts = pointsAt(chart).map(({ run, step, y }) => `${labelOf(run).textContent}, step ${step}: ${short(y)}`);
+  chart.said.textContent = texts.join("; ");
 }
 
 function openAt(chart) {
-  const point = pointAt(chart);
+  const [point] = pointsAt(chart);
   if (!point) return;
   const name = encodeURIComponent(decodeURIComponent(point.run.value));
-  location.href = `/runs/${name}/trajectories?step=${point.step}`;
+  location.href = `/runs/${name}/trajectories?of=steps&step=${point.step}`;
 }
 
 // Of the span that is drawn, if that is not all; of the point that the keys have moved to; else of the biggest fall.
 function whyAddress(chart) {
   const metric = [...charts].find(([, one]) => one === chart)[0];
-  const point = pointAt(chart);
+  const [point] = pointsAt(chart);
   const run = point?.run ?? chosen("run").find((one) => one.value in latest.metrics[metric]);
   const found = new URLSearchParams({ metric });
   const { step, x = step } = latest.metrics[metric][run.value];
@@ -233,9 +238,6 @@ function onKey(chart, event) {
     const to = { ArrowLeft: now - 1, ArrowRight: now + 1, Home: 0, End: last }[event.key];
     const place = Math.max(0, Math.min(last, to));
     plot.setCursor({ left: plot.valToPos(plot.data[0][place], "x"), top: HEIGHT / 3 });
-    const point = pointAt(chart);
-    chart.said.textContent = point
-      ? `${labelOf(point.run).textContent}, step ${point.step}: ${short(point.y)}` : "";
     event.preventDefault();
   }
 }

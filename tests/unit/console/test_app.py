@@ -15,8 +15,10 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+from agent_r1.console import runs as runs_module
 from agent_r1.console.app import create_app
 from agent_r1.console.pages import MOST_RUNS, STATIC_DIR, key_of, name_of
+from agent_r1.console.run_state import RunState
 from agent_r1.console.runs import Runs, UnknownRunError
 from tests.support.config_scene import write_scene
 from tests.support.console_scene import (
@@ -290,3 +292,110 @@ async def test_a_lone_surrogate_does_not_break_a_page(
     failure = {"step": 1, "where": "tools", "kind": "k", "reason": "half \ud800 a pair"}
     (folder / "failures.jsonl").write_text(json.dumps(failure) + "\n")
     assert "half \ufffd a pair" in (await page(browser, "/runs/run")).text
+
+
+DAMAGED = [
+    ("metrics.jsonl", '{"step": 9, "reward/mean": "x"}'),
+    ("metrics.jsonl", '{"step": 9, "reward/mean": [1], "time/step_s": "1"}'),
+    ("metrics.jsonl", '{"step": 9, "throughput/tokens_per_s": null, "time/step_s": 1}'),
+    ("metrics.jsonl", '{"step": 9, "reward/mean": NaN, "time/step_s": 1e400}'),
+    ("metrics.jsonl", '{"step": 9, "reward/mean": ' + "9" * 400 + "}"),
+    ("metrics.jsonl", '{"step": ' + "9" * 400 + ', "reward/mean": 1}'),
+    ("metrics.jsonl", '{"step": true}'),
+    ("metrics.jsonl", '{"reward/mean": 1}'),
+    ("evaluations.jsonl", '{"sets": {"a": null}}'),
+    ("evaluations.jsonl", '{"sets": {"a": {"n": 1, "reward": "x", "components": [1]}}, "name": 5}'),
+    ("evaluations.jsonl", '{"sets": {"a": {"reward": 1e300, "components": {"k": "x"}}}}'),
+    ("evaluations.jsonl", '{"sets": [1], "step": "a"}'),
+    ("failures.jsonl", '{"step": [1], "where": {}, "reason": null}'),
+    ("conditions.jsonl", '{"began_at": "x"}'),
+    ("dead_letters.jsonl", '{"letter_id": 1}'),
+    ("summary.json", '{"status": 5, "reason": {}, "starts": "x"}'),
+    ("summary.json", "[]"),
+    ("launcher.json", '{"pid": "x"}'),
+    ("config.json", "{"),
+    ("config.json", "[1]"),
+]
+"""Files of a run, and lines that this program has not written."""
+
+
+@pytest.mark.parametrize(("file", "line"), DAMAGED)
+async def test_damage_of_one_run_takes_no_page_down(
+    browser: httpx.AsyncClient, root: Path, scene: Path, file: str, line: str
+):
+    for name in ("good", "bad"):
+        folder = write_run(scene, root / name)
+        append_lines(folder / "metrics.jsonl", [step_line(step) for step in (1, 2)])
+    damaged = root / "bad" / file
+    kept = damaged.read_text() if file == "metrics.jsonl" and damaged.exists() else ""
+    damaged.write_text(kept + line + "\n")
+    rows = (await page(browser, "/")).rows
+    (good,) = [row for row in rows if row.startswith("good")]
+    assert "2 of 3 0.020" in good
+    curves = "run=bad&run=good&metric=reward/mean&metric=time/step_s"
+    for path in ("/runs/bad", "/runs/bad?step=2", "/compare?run=bad&run=good", f"/curves?{curves}"):
+        await page(browser, path)
+    answer = await browser.get(f"/api/series?{curves}&x=time")
+    assert answer.json()["metrics"]["reward/mean"]["good"]["step"] == [1, 2]
+
+
+async def test_a_run_whose_folder_cannot_be_read_is_listed_with_the_reason(
+    browser: httpx.AsyncClient, root: Path, scene: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write_run(scene, root / "good")
+    write_run(scene, root / "bad")
+    read = runs_module.read_run_state
+
+    def read_or_fail(folder: Path, at_work: str | None = None) -> RunState:
+        if folder.name == "bad":
+            raise TypeError("a number was expected")
+        return read(folder, at_work)
+
+    monkeypatch.setattr(runs_module, "read_run_state", read_or_fail)
+    rows = (await page(browser, "/")).rows
+    assert [row.split()[0] for row in rows if "a number was expected" in row] == ["bad"]
+    assert any(row.startswith("good") for row in rows)
+
+
+async def test_an_unknown_error_has_a_page_and_the_headers_of_every_page(
+    root: Path, scene: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write_run(scene, root / "run")
+
+    def fail(*_: object) -> None:
+        raise KeyError("turns")
+
+    monkeypatch.setattr("agent_r1.console.run_pages.load_letters", fail)
+    transport = httpx.ASGITransport(app=create_app(Runs(root), None), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://console.test") as client:
+        shown = await client.get("/runs/run", headers={"accept": "text/html"})
+        told = await client.get("/runs/run")
+    for answer in (shown, told):
+        assert answer.status_code == 500
+        assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+    assert "This page cannot be shown" in shown.text
+    assert "KeyError: 'turns'" in told.json()["detail"]
+
+
+async def test_a_comparison_of_many_long_values_fits_on_a_page(
+    browser: httpx.AsyncClient, root: Path, scene: Path
+):
+    for number in range(MOST_RUNS):
+        folder = write_run(scene, root / f"run{number}")
+        values = {f"key{key}": f"<{number}>" + '"' * 500 for key in range(110)}
+        (folder / "config.json").write_text(json.dumps(values))
+    chosen = "&".join(f"run=run{number}" for number in range(MOST_RUNS))
+    found = await page(browser, f"/compare?{chosen}")
+    kept = sum(row.startswith("key") for row in found.rows)
+    assert 0 < kept < 100
+    assert f"{110 - kept} more keys differ" in found.text
+    two = await page(browser, "/compare?run=run1&run=run2")
+    assert sum(row.startswith("key") for row in two.rows) > kept
+
+
+async def test_a_step_leads_to_its_samples_alone(
+    browser: httpx.AsyncClient, root: Path, scene: Path
+):
+    append_lines(write_run(scene, root / "run") / "metrics.jsonl", [step_line(2)])
+    found = await page(browser, "/runs/run?step=2")
+    assert "/runs/run/trajectories?of=steps&step=2" in found.values("a", "href")

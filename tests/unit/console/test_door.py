@@ -157,3 +157,13 @@ def test_consoles_of_two_tokens_on_one_host_have_two_cookies():
 
     names = {Door(nothing, RunToken(letter * 20))._cookie for letter in "aab"}
     assert len(names) == 2
+
+
+@pytest.mark.parametrize("path", ["/static/nope.js", "/readyz", "/login/nope"])
+async def test_what_is_not_there_is_a_page_without_a_token_too(
+    browser: httpx.AsyncClient, path: str
+):
+    answer = await browser.get(path, follow_redirects=True)
+    assert answer.status_code == (200 if path.startswith("/login") else 404)
+    assert "<h1>" in answer.text
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'")

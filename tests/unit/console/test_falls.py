@@ -12,7 +12,7 @@ from agent_r1.console.app import create_app
 from agent_r1.console.fall_view import Numbers, role_of
 from agent_r1.console.runs import Runs
 from agent_r1.console.series import RunMetrics
-from agent_r1.runs.store import TrajectoryStore
+from agent_r1.runs.store import StoredTrajectory, TrajectoryStore
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tasks import Task
 from agent_r1_proto.trajectory import ToolCallRecord
@@ -213,3 +213,20 @@ def test_scores_say_what_they_are_for(folder: Path):
     assert numbers.scores == {"reward": "reward/mean", "exact_match": "reward/exact_match"}
     assert role_of("reward", config) == "what is trained on"
     assert role_of("exact_match", config) == "weight 1"
+
+
+async def test_of_a_long_span_so_many_steps_and_trajectories_are_read(
+    browser: httpx.AsyncClient, folder: Path
+):
+    """50 steps on each side, of which every second is read, with 70 samples of each."""
+    long, each = 50, 70
+    store = TrajectoryStore(folder, 1.0)
+    one = stored(scored(rollout_task()))
+    for step in range(1, 2 * long + 1):
+        mean = (0.8 if step <= long else 0.3) + step % 3 / 100
+        append_lines(folder / "metrics.jsonl", [step_line(step, **{"reward/mean": mean})])
+        record = one.record | {"step": step, "reward": one.record["reward"] | {"total": mean}}
+        store.write(f"step_{step:06d}", [StoredTrajectory(record, one.tokens)] * each)
+    shown = await page(browser, f"{FALL}?step={long + 1}&step_to={2 * long}")
+    # 25 steps of 1500 // 25 = 60
+    assert "1500 before and 1500 after" in shown.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from agent_r1.console.app import create_app
 from agent_r1.console.pages import key_of
 from agent_r1.console.runs import Runs
+from agent_r1.runs.index import RunIndex
 from agent_r1.runs.store import StoredTrajectory, TrajectoryStore
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tasks import Task
@@ -25,6 +27,7 @@ from tests.support.console_scene import HOSTILE, append_lines, write_run
 from tests.unit.console.test_app import Strict, page
 
 LIST = "/runs/run/trajectories"
+LISTS = ("groups", "beside?step=1", "flipped")
 
 
 def sample(group: int, index: int, reward: float, **facts: Any) -> StoredTrajectory:
@@ -137,15 +140,123 @@ async def test_a_run_without_trajectories_says_so(browser: httpx.AsyncClient):
     await page(browser, "/runs/nobody/trajectories", 404)
 
 
+@pytest.mark.parametrize("path", [LIST, *(f"/runs/run/{one}" for one in LISTS)])
 async def test_files_that_are_not_indexed_yet_are_counted(
-    browser: httpx.AsyncClient, store: TrajectoryStore, monkeypatch: pytest.MonkeyPatch
+    browser: httpx.AsyncClient,
+    store: TrajectoryStore,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
 ):
     store.write("step_000001", [sample(0, 0, 0.0)])
     store.write("step_000002", [sample(1, 0, 0.0, step=2)])
     monkeypatch.setattr("agent_r1.console.trajectory_pages.INDEX_S", -1)
-    found = await page(browser, LIST)
+    found = await page(browser, path)
     assert "2 of 2 files are not indexed yet" in found.text
+    assert not [text for text in ("No stored", "None.", "fewer than two") if text in found.text]
     assert "/static/live.js" in found.values("script", "src")
+    assert "rows" in found.values("div", "data-live")
+
+
+@pytest.mark.parametrize(
+    ("path", "file"),
+    [
+        (f"{LIST}?step=2", "step_000002"),
+        (f"{LIST}?of=eval:step_000002", "eval_step_000002"),
+        ("/runs/run/groups?step=2&step_to=2", "step_000002"),
+        ("/runs/run/beside?of=steps&step=2&group=0", "step_000002"),
+        ("/runs/run/flipped?a=step_000002&b=step_000004", "eval_step_000002"),
+    ],
+)
+async def test_what_a_page_asks_for_is_read_first(
+    browser: httpx.AsyncClient,
+    store: TrajectoryStore,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    file: str,
+):
+    for step in range(1, 6):
+        store.write(f"step_{step:06d}", [sample(0, 0, 0.0, step=step)])
+        store.write(f"eval_step_{step:06d}", [sample(0, 0, 0.0, step=step)])
+    taken: list[str] = []
+    monkeypatch.setattr(RunIndex, "_take", lambda _index, name, _stamp: taken.append(name))
+    await page(browser, path)
+    first = set(taken[: 2 if "flipped" in path else 1])
+    assert f"{file}.parquet" in first
+    assert len(taken) == 10
+
+
+async def test_a_trajectory_leads_on_in_the_list_and_back_to_it(
+    browser: httpx.AsyncClient, store: TrajectoryStore
+):
+    store.write("step_000001", [sample(number, 0, number / 100) for number in range(60)])
+    address = f"{LIST}?reward=0.03&sort=reward&order=up&start=50"
+    seen: list[str] = []
+    link = links(await page(browser, address), LIST + "/")[0]
+    while True:
+        found = await page(browser, link)
+        seen += re.findall(r"<h1><bdi>(q\d+)", found.html)
+        if "Next trajectory" not in found.text:
+            break
+        (link,) = [one for one in links(found, LIST + "/") if f"at={50 + len(seen) + 1}" in one]
+    # 57 rows from 0.03 on: the second page has those of 0.53 to 0.59
+    assert seen == [f"q{number}" for number in range(53, 60)]
+    assert "Previous trajectory" in found.text
+    (back,) = links(found, f"{LIST}?sort")
+    assert (await page(browser, back)).rows[1].startswith("q53 ")
+    recoloured = links(found, "?")[0]
+    assert "reward=0.03" in recoloured
+    alone = await page(browser, ONE)
+    assert "Next trajectory" not in alone.text
+    assert LIST in alone.values("a", "href")
+
+
+async def test_reasons_of_many_components_leave_room_for_the_page(
+    browser: httpx.AsyncClient, store: TrajectoryStore
+):
+    one = sample(0, 0, 1.0, answer="<" * 100_000)
+    names = [f"component_{number}" for number in range(100)]
+    reward = one.record["reward"] | {
+        "components": dict.fromkeys(names, 0.5),
+        "reasons": {name: '"why" ' * 400 for name in names},
+    }
+    store.write("step_000001", [StoredTrajectory(one.record | {"reward": reward}, one.tokens)])
+    found = await page(browser, ONE)
+    assert sum(row.startswith("component_") for row in found.rows) == 100
+    assert '"why"' in found.text
+    assert "<<<" in found.text
+
+
+async def test_a_huge_number_stays_short(browser: httpx.AsyncClient, store: TrajectoryStore):
+    store.write("step_000001", [sample(0, 0, 1e300), sample(1, 0, -2e9), sample(2, 0, 1234.5)])
+    (high, middle, low) = (await page(browser, f"{LIST}?sort=reward")).rows[1:]
+    assert "1e+300" in high
+    assert "1234.500" in middle
+    assert "-2e+09" in low
+    assert "Reward 1e+300" in (await page(browser, ONE)).text
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"x": 1}', "[1]", "3", '{"task_id": "q", "turns": 5}'],
+)
+async def test_a_damaged_line_takes_no_list_down(
+    browser: httpx.AsyncClient, store: TrajectoryStore, tmp_path: Path, line: str
+):
+    store.write("step_000001", [sample(0, 0, 0.5)])
+    file = tmp_path / "runs" / "run" / "trajectories" / "step_000002.jsonl"
+    file.write_text(line + "\n")
+    for path in (LIST, "/runs/run/groups", "/runs/run/beside"):
+        assert "q0" in (await page(browser, path)).text
+    transport = httpx.ASGITransport(
+        app=create_app(Runs(tmp_path / "runs"), None), raise_app_exceptions=False
+    )
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://console.test", headers={"accept": "text/html"}
+    ) as client:
+        answer = await client.get(f"{LIST}/step_000002.jsonl/0")
+    assert answer.status_code == 500
+    assert "a file of the run may be damaged" in answer.text
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'")
 
 
 async def test_a_full_page_of_hostile_rows_stays_small_and_plain(
@@ -208,7 +319,8 @@ async def test_a_trajectory_is_shown_whole_as_text(
     assert not {"\x1b", "\u202e", "\r"} & set(found.text)
     assert set(found.values("pre", "dir")) == {"auto"}
     assert "/runs/run/beside?of=steps&step=1&group=4" in found.values("a", "href")
-    answer = (await browser.get(f"{link}/json")).json()
+    assert "Its group JSON" in " ".join(found.text.split())
+    answer = (await browser.get(f"{ONE}/json")).json()
     assert answer["turns"] == one.record["turns"]
     assert answer["tokens"]["rollout_logprobs"] == [0.0, 0.0, -0.5, -0.5, -0.5]
 
@@ -266,7 +378,9 @@ async def test_what_is_not_stored_cannot_be_chosen(
     browser: httpx.AsyncClient, store: TrajectoryStore
 ):
     store.write("step_000001", [sample(0, 0, 1.0)])
-    assert "ratio" not in (await page(browser, ONE)).values("option", "value")
+    colours = links(await page(browser, ONE), "?colour=")
+    assert [one for one in colours if "advantage" in one]
+    assert not [one for one in colours if "ratio" in one]
     assert (
         "no log-probabilities of the learner"
         in (await page(browser, f"{ONE}?colour=ratio", 409)).text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -249,3 +250,43 @@ def test_no_question_scans_the_table(index: RunIndex):
     index._db.set_trace_callback(None)
     assert table_scans(index._db, statements) == []
     assert table_scans(index._db, [*statements, "SELECT id FROM trajectories WHERE attempt = 1"])
+
+
+def test_files_that_are_asked_for_are_read_before_all_others(run: Path, tmp_path: Path):
+    with RunIndex(run, tmp_path / "other") as index:
+        taken: list[str] = []
+        take = index._take
+
+        def note(name: str, stamp: tuple[int, int] | None) -> None:
+            taken.append(name)
+            take(name, stamp)
+
+        index._take = note
+        (run / "trajectories" / "step_000001.parquet").touch()
+        assert index.refresh(is_first=lambda file: file.step == 1) == 0
+        assert taken[0] == "step_000001.parquet"
+        assert len(taken) == 4
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"x": 1},
+        [1],
+        {"reward": {"total": [1]}},
+        {"num_tokens": 10**30},
+        {"metadata": None},
+        {"reward": {"components": {"em": {}}}},
+    ],
+)
+def test_a_record_of_another_shape_leaves_its_file_out(
+    run: Path, tmp_path: Path, record: Any, caplog: pytest.LogCaptureFixture
+):
+    good = sample(1, 0, 0.0, step=9).record
+    whole = good | record if isinstance(record, dict) and "x" not in record else record
+    lines = "".join(json.dumps(one) + "\n" for one in (good, whole))
+    (run / "trajectories" / "step_000009.jsonl").write_text(lines)
+    with RunIndex(run, tmp_path / "other") as index, caplog.at_level("WARNING"):
+        assert [index.refresh(), index.refresh()] == [0, 0]
+        assert len(index.rows(Query())) == 14
+    assert ["step_000009" in one.message for one in caplog.records] == [True]
