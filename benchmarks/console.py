@@ -15,6 +15,7 @@ make bench CASE=console ARGS="--runs 2 --steps 40 --trajectories 2000" is a form
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import sqlite3
@@ -34,6 +35,7 @@ from agent_r1.console.pages import MOST_RUNS
 from agent_r1.console.runs import Runs
 from agent_r1.runs.index import RunIndex
 from agent_r1.runs.store import StoredTrajectory, TrajectoryStore
+from agent_r1.runtime.files.run_folder import CONFIG_FILE
 from agent_r1.runtime.http.token import token_headers
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.trajectory import ToolCallRecord
@@ -51,6 +53,8 @@ GROUP = 5
 """Samples of a question."""
 TASKS = 500
 """Questions; each evaluation asks all of them."""
+FALL_STEPS = 40
+"""Most steps of the fall that is explained."""
 MOST_ROWS = 100
 MOST_BYTES = 200_000
 TURNED = 100
@@ -66,8 +70,10 @@ def write_runs(folder: Path, runs: int, steps: int, trajectories: int) -> list[P
     scene = write_scene(folder / "scene")
     more = {f"area{number % 10}/metric_{number}": number + 0.123456789 for number in range(METRICS)}
     found = [write_run(scene, folder / "runs" / f"run{number}") for number in range(runs)]
-    for run in found:
-        append_lines(run / "metrics.jsonl", (step_line(s, **more) for s in range(1, steps + 1)))
+    for number, run in enumerate(found):
+        _vary(run / CONFIG_FILE, number)
+        lines = (step_line(s, **more, **_falling(s, steps)) for s in range(1, steps + 1))
+        append_lines(run / "metrics.jsonl", lines)
         (run / "trajectories").mkdir()
     store = TrajectoryStore(found[0], 100.0)
     samples = list(_samples(GROUP * 2))
@@ -76,7 +82,32 @@ def write_runs(folder: Path, runs: int, steps: int, trajectories: int) -> list[P
         store.write(f"step_{step:06d}", (_sample(samples, step, n) for n in range(each)))
     for place, name in enumerate(("before", "after")):
         store.write(f"eval_{name}", (_sample(samples, place, GROUP * n) for n in range(TASKS)))
+    store.write("eval_reasons", [_with_reasons(samples[0])])
     return found
+
+
+def _vary(config_file: Path, number: int) -> None:
+    """Let a run differ from the others in as many keys as a page has rows, and more."""
+    config = json.loads(config_file.read_text())
+    file = f"/data/a/long/path/to/the/questions/of/run/{number}/" + "x" * 60
+    sets = {f"set{one}": {"source": f"{file}/{one}.jsonl"} for one in range(MOST_ROWS + 10)}
+    config["evaluation"]["sets"] = sets
+    config_file.write_text(json.dumps(config))
+
+
+def _falling(step: int, steps: int) -> dict[str, float]:
+    """Return a reward that falls after half of the steps."""
+    return {"reward/mean": (0.3 if step > steps // 2 else 0.8) + step % 3 / 100}
+
+
+def _with_reasons(one: StoredTrajectory) -> StoredTrajectory:
+    """Return a trajectory with as many components as a page shows, which all say why."""
+    names = [f"component_{number}" for number in range(MOST_ROWS)]
+    reward = one.record["reward"] | {
+        "components": dict.fromkeys(names, 0.5),
+        "reasons": dict.fromkeys(names, 'It says "the lighthouse", and that is right. ' * 40),
+    }
+    return replace(one, record=one.record | {"reward": reward})
 
 
 def each_step(trajectories: int, steps: int) -> int:
@@ -115,6 +146,7 @@ def pages_of(runs: list[Path], steps: int, last: int) -> dict[str, str]:
     """Return the address of each page; `last` is a row of the last one."""
     chosen = "&".join(f"run={run.name}" for run in runs[:MOST_RUNS])
     listed = f"{RUN}/trajectories"
+    half, fell = steps // 2, min(steps, steps // 2 + FALL_STEPS)
     within = "component=em&value=0.2&value_to=0.4"
     return {
         "runs": "/",
@@ -128,15 +160,20 @@ def pages_of(runs: list[Path], steps: int, last: int) -> dict[str, str]:
         "by reward, of one set": f"{listed}?set=far&sort=reward&order=up",
         "by a component within bounds": f"{listed}?{within}&sort=reward/em",
         "of a tool, version and staleness": f"{listed}?tool=search&version={steps}&staleness=1",
+        "of a tool, by reward": f"{listed}?tool=search&sort=reward",
         "a question over steps": f"{listed}?task=q7&sort=step",
         "a word that all have": f"{listed}?text=lighthouse",
         "a phrase, by tokens": f'{listed}?text="keeper+3"&sort=num_tokens',
         "a word that none has": f"{listed}?text=zeppelin",
         "the last page": f"{listed}?start={last}",
         "groups": f"{RUN}/groups",
+        "groups, the last page": f"{RUN}/groups?start={max(0, last // GROUP - 50)}",
         "side by side": f"{RUN}/beside?step={steps}",
         "flipped answers": f"{RUN}/flipped?a=before&b=after",
         "a trajectory": f"{listed}/step_{steps:06d}.parquet/1?colour=logprob",
+        "the same, come to from the list": f"{listed}/step_{steps:06d}.parquet/1?sort=reward&at=50",
+        "a trajectory with 100 reasons": f"{listed}/eval_reasons.parquet/0",
+        "why it fell": f"{RUN}/fall?step={half + 1}&step_to={fell}",
     }
 
 

@@ -14,7 +14,7 @@ from fastapi import FastAPI, Query, Request
 from starlette.responses import JSONResponse, Response
 
 from agent_r1.console import series
-from agent_r1.console.pages import MOST_RUNS, Keys, name_of, page
+from agent_r1.console.pages import MOST_RUNS, Keys, fitting, key_of, name_of, page
 from agent_r1.console.runs import Runs
 
 MOST_METRICS = 12
@@ -41,13 +41,17 @@ def add_curves(app: FastAPI, runs: Runs, cache: series.MetricsCache) -> None:
         folders = [runs.folder(name) for name in chosen]
         with cache.reading(folders) as read:
             names = {name for metrics in read for name in metrics.names}
+        drawn = list(map(name_of, metric))
+        # Two of its three cells are its name and its key; the third is the rest of its element.
+        listed_names = fitting(sorted(names), lambda name: [name, key_of(name), ""], len(names))
         return page(
             request,
             "curves.html",
             runs=list(dict.fromkeys([*chosen, *listed])),
             chosen=chosen,
-            areas=_areas(names | set(map(name_of, metric))),
-            metrics=list(map(name_of, metric)),
+            areas=_areas({*listed_names, *drawn}),
+            left_out=len(names - {*listed_names, *drawn}),
+            metrics=drawn,
             x=x,
             smooth=smooth,
             most_runs=MOST_RUNS,

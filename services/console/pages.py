@@ -111,6 +111,7 @@ _TEMPLATES.filters |= {
     "path": lambda name: quote(name, safe=""),
     "number": number,
     "moment": _moment,
+    "pairs": lambda values: [(one, one) for one in values],
     "signed": lambda value: number(value, "+"),
     "interval": lambda one: f"{number(one.mean)} [{number(one.low)}, {number(one.high)}]",
 }

@@ -82,7 +82,9 @@ def _evaluation_rows(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
             known = {key: scores.get(key) for key in ("n", "failed", "reward")}
             components = scores.get("components")
             known["components"] = list((components if isinstance(components, dict) else {}).items())
-            rows.append({"name": record.get("name"), "step": record.get("step"), "set": name} | known)
+            rows.append(
+                {"name": record.get("name"), "step": record.get("step"), "set": name} | known
+            )
     return rows[::-1]
 
 
@@ -94,4 +96,5 @@ def _step_metrics(run: RunMetrics, step: int | None) -> list[tuple[str, float]]:
     """Return the metrics of a step; none where it has not been, or is not asked for."""
     places = [] if step is None else [place for place, one in enumerate(run.steps) if one == step]
     values = [(name, run.column(name)[place]) for place in places for name in run.names]
-    return [(name, float(value)) for name, value in values if math.isfinite(value)][: 3 * ROWS]
+    known = [(name, float(value)) for name, value in values if math.isfinite(value)]
+    return fitting(known, lambda row: row, 3 * ROWS)

@@ -95,8 +95,7 @@ class _Pages:
         """
         folder = self._runs.folder(name)
         files = stored_files(folder)
-        evaluations = [(one, one) for file in files if (one := file.evaluation) is not None]
-        evaluations = evaluations[-OPTIONS:]
+        evaluations = [one for file in files if (one := file.evaluation) is not None][-OPTIONS:]
         with RunIndex(folder) as index:
             left = index.refresh(INDEX_S, is_first)
             told = {"name": name, "evaluations": evaluations, "files": len(files), "left": left}
@@ -111,7 +110,7 @@ class _Pages:
                 for column in ("set", "status", "tool", "component")
             }
         options["of"] = [(STEPS, "steps")]
-        options["of"] += [(EVALUATION + one, one) for one, _ in told["evaluations"]]
+        options["of"] += [(EVALUATION + one, one) for one in told["evaluations"]]
         options["sort"] = [(column, column.replace("_", " ")) for column in SORTED]
         options["sort"] += [(COMPONENT + one, COMPONENT + one) for one, _ in options["component"]]
         return page(
@@ -249,7 +248,11 @@ class _Pages:
             rows = index.rows(chosen.query(PAGE_ROWS, start))
         places = [place for place, one in enumerate(rows) if (one["file"], one["row"]) == own]
         return [
-            (relation, f"{title} trajectory", _address(name, rows[place + step], chosen, start + place + step + 1))
+            (
+                relation,
+                f"{title} trajectory",
+                _address(name, rows[place + step], chosen, start + place + step + 1),
+            )
             for place in places
             for relation, title, step in (("prev", "Previous", -1), ("next", "Next", 1))
             if 0 <= place + step < len(rows)

@@ -399,3 +399,17 @@ async def test_a_step_leads_to_its_samples_alone(
     append_lines(write_run(scene, root / "run") / "metrics.jsonl", [step_line(2)])
     found = await page(browser, "/runs/run?step=2")
     assert "/runs/run/trajectories?of=steps&step=2" in found.values("a", "href")
+
+
+async def test_thousands_of_metrics_fit_on_a_page(
+    browser: httpx.AsyncClient, root: Path, scene: Path
+):
+    many = {f"area{number % 7}/a_metric_with_a_name_{number:04d}": 1.0 for number in range(1900)}
+    append_lines(write_run(scene, root / "run") / "metrics.jsonl", [step_line(1, **many)])
+    last = "area6/a_metric_with_a_name_1896"
+    found = await page(browser, f"/curves?run=run&metric={last}")
+    listed = [one for one in found.values("input", "value") if one and "a_metric" in one]
+    assert last in listed
+    # Those of the run besides: reward/mean, time/step_s, throughput/tokens_per_s, push/servers.
+    assert f"{1900 - len(listed) + 4} more are not listed" in found.text
+    await page(browser, "/runs/run?step=1")

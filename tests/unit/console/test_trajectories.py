@@ -217,7 +217,7 @@ async def test_reasons_of_many_components_leave_room_for_the_page(
     names = [f"component_{number}" for number in range(100)]
     reward = one.record["reward"] | {
         "components": dict.fromkeys(names, 0.5),
-        "reasons": {name: '"why" ' * 400 for name in names},
+        "reasons": dict.fromkeys(names, '"why" ' * 400),
     }
     store.write("step_000001", [StoredTrajectory(one.record | {"reward": reward}, one.tokens)])
     found = await page(browser, ONE)
