@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -217,13 +217,17 @@ def test_curves_follow_the_file_and_lead_to_a_step_by_key_and_by_click(
     page.keyboard.press("End")
     expect(page.get_by_text("long, step 5001: 50.01")).to_be_visible()
     page.keyboard.press("Enter")
-    page.wait_for_url("**/runs/long/trajectories?step=5001")
+    page.wait_for_url("**/runs/long/trajectories?of=steps&step=5001")
     page.get_by_role("link", name="Numbers of step 5001").click()
     expect(page.get_by_role("heading", name="Step 5001")).to_be_visible()
     page.go_back()
     page.go_back()
+    under_the_mouse = page.get_by_text(re.compile(r"^long, step \d+: [\d.]+$"))
+    expect(under_the_mouse).to_have_count(0)
+    page.locator(".plot .u-over").hover(position={"x": 300, "y": 100})
+    expect(under_the_mouse).to_be_visible()
     page.locator(".plot .u-over").click(position={"x": 300, "y": 100})
-    page.wait_for_url("**/runs/long/trajectories?step=*")
+    page.wait_for_url("**/runs/long/trajectories?of=steps&step=*")
     assert 1 < int(page.url.partition("step=")[2]) < 5001
 
 
@@ -332,13 +336,42 @@ def test_a_trajectory_is_found_read_and_copied(console: Console, page: Page):
     expect(page.locator("tbody tr")).to_have_count(1)
     page.get_by_role("link", name="q2").click()
     expect(page.get_by_text('<img src=x onerror="alert(1)">').first).to_be_visible()
-    page.get_by_label("Colour by").select_option("logprob")
-    page.get_by_role("button", name="Colour").click()
+    page.get_by_role("link", name="log-probability").click()
+    tokens = page.locator(".tokens span")
     expect(page.locator(".tokens .mid")).to_have_count(3)  # the tokens sampled, at p = 0.607
+    tokens.first.focus()
+    expect(page.locator("#value")).to_contain_text(re.compile("^Token 0 .*: not sampled"))
+    for key, number in (("ArrowRight", 1), ("End", 4), ("ArrowRight", 4), ("ArrowLeft", 3)):
+        page.keyboard.press(key)
+        expect(page.locator("#value")).to_contain_text(f"Token {number} ")
+    expect(page.locator("#value")).to_contain_text("-0.500, p = 0.607")
+    tokens.nth(1).hover()
+    expect(page.locator("#value")).to_contain_text("Token 1 ")
     page.get_by_role("button", name="Copy as JSON").click()
     expect(page.get_by_text("Copied.")).to_be_visible()
     copied = json.loads(page.evaluate("navigator.clipboard.readText()"))
     assert copied["turns"][0]["calls"][0]["text"] == "".join(HOSTILE)
+    page.get_by_role("link", name="Trajectories").click()
+    expect(page.get_by_label("Tool", exact=True)).to_have_value("search")
+    page.get_by_role("link", name="Clear").click()
+    page.locator("tbody a").first.click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("q2")
+    page.get_by_role("link", name="Next trajectory").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("q1")
+    page.get_by_role("link", name="Previous trajectory").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("q2")
+
+
+def test_a_tap_shows_the_value_of_a_token(console: Console, browser: Browser):
+    write_trajectories(write_run(console.scene, console.runs / "run"))
+    url = console.start()
+    with closing(
+        browser.new_context(has_touch=True, viewport={"width": 360, "height": 800})
+    ) as one:
+        page = one.new_page()
+        page.goto(f"{url}/runs/run/trajectories/step_000001.parquet/0?colour=logprob")
+        page.locator(".tokens span").nth(3).tap()
+        expect(page.locator("#value")).to_contain_text(re.compile("^Token 3 .*p = 0.607"))
 
 
 def test_turning_pages_keeps_the_heap_of_the_browser_as_it_is(
