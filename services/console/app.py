@@ -61,33 +61,29 @@ def create_app(
 
 
 def _add_errors(app: FastAPI) -> None:
-    def answer(request: Request, status: int, text: str) -> Response:
+    async def answer(request: Request, exc: Exception) -> Response:
+        status, text = _problem(exc)
         if "text/html" in request.headers.get("accept", ""):
-            return page(request, "error.html", status, text=text)
-        return JSONResponse({"detail": text}, status)
-
-    @app.exception_handler(Exception)
-    async def broken(request: Request, exc: Exception) -> Response:
-        what = f"{type(exc).__name__}: {exc}"
-        text = f"a file of the run may be damaged ({what:.200}); the console's log says where"
-        found = answer(request, 500, text)
-        found.headers.update(HEADERS)  # it is answered outside the door
+            found = page(request, "error.html", status, text=text)
+        else:
+            found = JSONResponse({"detail": text}, status)
+        found.headers.update(HEADERS)  # an unknown error is answered outside the door
         return found
 
-    @app.exception_handler(UnknownRunError)
-    async def unknown(request: Request, exc: UnknownRunError) -> Response:
-        return answer(request, 404, str(exc))
+    for kind in (ValueError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, answer)
 
-    @app.exception_handler(ValueError)
-    async def refused(request: Request, exc: ValueError) -> Response:
-        return answer(request, 409, str(exc))
 
-    @app.exception_handler(RequestValidationError)
-    async def malformed(request: Request, exc: RequestValidationError) -> Response:
-        first = exc.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        return answer(request, 422, f"{where} ({first['input']!r:.100}): {first['msg']}")
-
-    @app.exception_handler(HTTPException)
-    async def failed(request: Request, exc: HTTPException) -> Response:
-        return answer(request, exc.status_code, str(exc.detail))
+def _problem(exc: Exception) -> tuple[int, str]:
+    """Return the status of an error, and what its page says."""
+    match exc:
+        case RequestValidationError():
+            first = exc.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            return 422, f"{where} ({first['input']!r:.100}): {first['msg']}"
+        case HTTPException():
+            return exc.status_code, str(exc.detail)
+        case ValueError():
+            return 404 if isinstance(exc, UnknownRunError) else 409, str(exc)
+    what = f"{type(exc).__name__}: {exc}"
+    return 500, f"a file of the run may be damaged ({what:.200}); the console's log says where"

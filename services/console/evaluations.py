@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from pydantic import ValidationError
-
-from agent_r1.console.runs import Runs
+from agent_r1.console.runs import DAMAGE, Runs
 from agent_r1.evaluation.answer_file import Answer, meta_file, read_answers
 from agent_r1.evaluation.comparison import BY_ANOTHER_NAME, Comparison, compare_answers
 from agent_r1.evaluation.statistics import Estimate
@@ -123,13 +122,14 @@ def _own_answers(file: Path) -> list[Answer]:
     """Return the lines of a run's last evaluation as answers without their texts."""
     answers: list[Answer] = []
     for record in read_json_lines(file):
-        fields = {name: record.get(name) for name in ("id", "type", "failed", "reward", "em", "f1")}
+        names = ("id", "type", "failed", "reward", "em", "f1")
+        fields: dict[str, Any] = {name: record.get(name) for name in names}
         fields |= {"set": record.get("set") or "all", "components": record.get("components") or {}}
-        fields |= {"num_calls": sum((record.get("calls") or {}).values())}
+        fields |= {"method": "agent", "question": "", "prompt": []}
         try:
-            no_texts = {"method": "agent", "question": "", "prompt": []}
-            answers.append(Answer.model_validate(fields | no_texts))
-        except ValidationError as exc:
+            fields["num_calls"] = sum((record.get("calls") or {}).values())
+            answers.append(Answer.model_validate(fields))
+        except DAMAGE as exc:
             raise ValueError(f"{file}: question {record.get('id')!r} is damaged: {exc}") from exc
     if not answers:
         raise ValueError(f"{file}: the file holds no answer; evaluate the run again")

@@ -7,6 +7,7 @@ turn what stands beside it.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +21,7 @@ from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
+from agent_r1.console.run_state import as_number
 from agent_r1.runtime.unicode import escaped_line, repair_text
 
 HERE = Path(__file__).parent
@@ -61,13 +63,10 @@ def shown(text: object, longest: int = LONGEST_TEXT) -> Markup:
 
 def number(value: object, sign: str = "") -> str:
     """Render a number of a file; "-" for what is none. With sign "+", a positive one has it."""
-    if type(value) not in (int, float):
+    known = as_number(value)
+    if math.isnan(known):
         return "-"
-    try:
-        of_it = float(value)  # pyright: ignore[reportArgumentType]
-    except OverflowError:
-        return "-"
-    return f"{of_it:{sign}.3f}" if abs(of_it) < LARGEST else f"{of_it:{sign}.3g}"
+    return f"{known:{sign}.3f}" if abs(known) < LARGEST else f"{known:{sign}.3g}"
 
 
 def fitting(rows: Sequence[T], texts: Callable[[T], Iterable[object]], most: int = ROWS) -> list[T]:

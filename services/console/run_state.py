@@ -95,8 +95,8 @@ def read_run_state(folder: Path, at_work: str | None = None) -> RunState:
 
 
 def as_number(value: object) -> float:
-    """Return a value of `metrics.jsonl`; NaN for one that is no number."""
-    if type(value) is float:
+    """Return a value of a file; NaN for one that is no number."""
+    if isinstance(value, float):
         return value
     return float(value) if type(value) is int and abs(value) < LARGEST else math.nan
 

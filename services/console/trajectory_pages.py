@@ -6,8 +6,7 @@ time; app.py adds the routes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -44,6 +43,8 @@ PAGE_ROWS = 50
 """Rows of a page: with the longest texts they stay below 200 kB."""
 OPTIONS = 60
 """Most values that a choice offers; the names of tools are what models have written."""
+LONGEST_OPTION = 60
+"""Most characters of such a value."""
 COLUMNS = (
     *(("step", "Step"), ("set", "Set"), ("reward", "Reward"), ("components", "Components")),
     *(("advantage", "Advantage"), ("status", "Status"), ("num_tokens", "Tokens")),
@@ -83,106 +84,100 @@ class _Pages:
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
 
-    @contextmanager
-    def _listing(
-        self, name: str, is_first: Callable[[StoredFile], bool]
-    ) -> Iterator[tuple[RunIndex, dict[str, Any]]]:
-        """Open the index of a run, and go on reading: the files first that the page asks for.
+    def _list(
+        self,
+        request: Request,
+        template: str,
+        name: str,
+        start: int,
+        is_first: Callable[[StoredFile], bool],
+        ask: Callable[[RunIndex], Sequence[Any]],
+        **values: Any,
+    ) -> Response:
+        """Return a page of rows, after the index has read on for a while.
 
-        Yields:
-            The index, and what each list says: the run, its evaluations, how many files it has, and
-            how many of them the index lacks.
+        Args:
+            request: of the page.
+            template: extends list.html.
+            name: of the run.
+            start: first row.
+            is_first: tells the files that the page asks for, which are read before others.
+            ask: returns the rows, one more than a page has where there are more.
+            values: of the template.
         """
         folder = self._runs.folder(name)
-        files = stored_files(folder)
-        evaluations = [one for file in files if (one := file.evaluation) is not None][-OPTIONS:]
         with RunIndex(folder) as index:
-            left = index.refresh(INDEX_S, is_first)
-            told = {"name": name, "evaluations": evaluations, "files": len(files), "left": left}
-            yield index, told
+            values["left"] = index.refresh(INDEX_S, is_first)
+            rows = ask(index)
+        values["files"] = len(stored_files(folder))
+        turn = pager(request, start, len(rows), PAGE_ROWS)
+        rows = rows[:PAGE_ROWS]
+        return page(request, template, name=name, start=start, rows=rows, pager=turn, **values)
 
     def trajectories(self, request: Request, name: str, start: Start = 0) -> Response:
-        chosen = Filter(request.query_params)
-        with self._listing(name, chosen.wants) as (index, told):
-            rows = index.rows(chosen.query(PAGE_ROWS + 1, start))
-            options = {
-                column: [(one, one) for one in index.values(column) if len(one) <= 60][:OPTIONS]
-                for column in ("set", "status", "tool", "component")
-            }
-        options["of"] = [(STEPS, "steps")]
-        options["of"] += [(EVALUATION + one, one) for one in told["evaluations"]]
+        chosen, folder = Filter(request.query_params), self._runs.folder(name)
+        sources = [(EVALUATION + one, one) for one in _evaluations(folder)]
+        options = {"of": [(STEPS, "steps"), *sources]}
         options["sort"] = [(column, column.replace("_", " ")) for column in SORTED]
-        options["sort"] += [(COMPONENT + one, COMPONENT + one) for one, _ in options["component"]]
-        return page(
-            request,
-            "trajectories.html",
-            **told,
-            filter=chosen,
-            rows=rows[:PAGE_ROWS],
-            start=start,
-            pager=pager(request, start, len(rows), PAGE_ROWS),
-            columns=COLUMNS,
-            sortable=SORTED,
-            options=options.__getitem__,
-            links=[
-                ("", "The run"),
-                *_links_of_steps(chosen.chosen["step"], chosen.chosen["step_to"]),
-                ("/groups", "Groups"),
-                ("/flipped", "Flipped answers"),
-                (f"/beside{chosen.address()}", "Side by side"),
-            ],
+
+        def ask(index: RunIndex) -> list[dict[str, Any]]:
+            for column in ("set", "status", "tool", "component"):
+                short = [one for one in index.values(column) if len(one) <= LONGEST_OPTION]
+                options[column] = [(one, one) for one in short[:OPTIONS]]
+            options["sort"] += [
+                (COMPONENT + one, COMPONENT + one) for one, _ in options["component"]
+            ]
+            return index.rows(chosen.query(PAGE_ROWS + 1, start))
+
+        links = [
+            ("", "The run"),
+            *_links_of_steps(chosen.chosen["step"], chosen.chosen["step_to"]),
+            *(("/groups", "Groups"), ("/flipped", "Flipped answers")),
+            (f"/beside{chosen.address()}", "Side by side"),
+        ]
+        more = {"columns": COLUMNS, "sortable": SORTED, "options": options, "links": links}
+        wants = chosen.wants
+        return self._list(
+            request, "trajectories.html", name, start, wants, ask, filter=chosen, **more
         )
 
     def groups(self, request: Request, name: str, start: Start = 0) -> Response:
         chosen = Filter(request.query_params)
-        with self._listing(name, chosen.wants) as (index, told):
-            found = index.groups(chosen.steps(), limit=PAGE_ROWS + 1, offset=start)
-        return page(
-            request,
-            "groups.html",
-            **told,
-            filter=chosen,
-            rows=found[:PAGE_ROWS],
-            pager=pager(request, start, len(found), PAGE_ROWS),
-        )
+
+        def ask(index: RunIndex) -> list[dict[str, Any]]:
+            return index.groups(chosen.steps(), limit=PAGE_ROWS + 1, offset=start)
+
+        return self._list(request, "groups.html", name, start, chosen.wants, ask, filter=chosen)
 
     def beside(self, request: Request, name: str) -> Response:
         chosen = Filter(request.query_params)
-        with self._listing(name, chosen.wants) as (index, told):
-            rows = index.rows(chosen.query(BESIDE + 1, 0))
-            shown = rows[:BESIDE]
-            columns = [
-                {
-                    "row": row,
-                    "turns": filled(index.read(row).record)["turns"],
-                    "texts": Texts(TEXT_BYTES // len(shown)),
-                }
-                for row in shown
+
+        def ask(index: RunIndex) -> list[dict[str, Any]]:
+            rows = index.rows(chosen.query(BESIDE, 0))
+            room = TEXT_BYTES // max(1, len(rows))
+            turns = [filled(index.read(row).record)["turns"] for row in rows]
+            return [
+                {"row": row, "turns": of_it, "texts": Texts(room)}
+                for row, of_it in zip(rows, turns, strict=True)
             ]
-        return page(
-            request,
-            "beside.html",
-            **told,
-            filter=chosen,
-            rows=columns,
-            more=len(rows) > BESIDE,
-            pager=(),
+
+        return self._list(
+            request, "beside.html", name, 0, chosen.wants, ask, filter=chosen, most=BESIDE
         )
 
     def flipped(
         self, request: Request, name: str, a: str = "", b: str = "", start: Start = 0
     ) -> Response:
-        known = [file.evaluation or "" for file in stored_files(self._runs.folder(name))]
-        chosen = _two_evaluations([one for one in known if one], name_of(a), name_of(b))
-        with self._listing(name, lambda file: file.evaluation in chosen) as (index, told):
-            pairs = index.flipped(*chosen, limit=PAGE_ROWS + 1, offset=start)
-        return page(
-            request,
-            "flipped.html",
-            **told,
+        known = _evaluations(self._runs.folder(name))
+        chosen = _two_evaluations(known, name_of(a), name_of(b))
+
+        def ask(index: RunIndex) -> list[Any]:
+            return index.flipped(*chosen, limit=PAGE_ROWS + 1, offset=start)
+
+        return self._list(
+            *(request, "flipped.html", name, start, lambda file: file.evaluation in chosen, ask),
             chosen=chosen,
-            rows=pairs[:PAGE_ROWS],
-            pager=pager(request, start, len(pairs), PAGE_ROWS),
+            evaluations=known,
         )
 
     def trajectory(
@@ -280,6 +275,12 @@ def _address(name: str, row: dict[str, Any], chosen: Filter, at: int) -> str:
     """Return the address of a trajectory at a place of the list with these choices."""
     of_run, of_file = (quote(part, safe="") for part in (name, row["file"]))
     return f"/runs/{of_run}/trajectories/{of_file}/{row['row']}{chosen.address(at=at)}"
+
+
+def _evaluations(folder: Path) -> list[str]:
+    """Return the names of the evaluations that a choice offers."""
+    found = [one for file in stored_files(folder) if (one := file.evaluation) is not None]
+    return found[-OPTIONS:]
 
 
 def _two_evaluations(known: list[str], a: str, b: str) -> tuple[str, str]:

@@ -269,11 +269,12 @@ async def test_evaluations_have_intervals_and_paired_differences(
     assert "there is no evaluation" in wrong.text
 
 
-async def test_a_damaged_evaluation_is_named(browser: httpx.AsyncClient, root: Path, scene: Path):
+@pytest.mark.parametrize("damage", [{"failed": "perhaps"}, {"calls": [1]}, {"components": [1]}])
+async def test_a_damaged_evaluation_is_named(
+    browser: httpx.AsyncClient, root: Path, scene: Path, damage: dict[str, Any]
+):
     folder = write_run(scene, root / "a")
-    append_lines(
-        folder / "evaluation_after.jsonl", [{"id": "q1", "set": "near", "failed": "perhaps"}]
-    )
+    append_lines(folder / "evaluation_after.jsonl", [answer_line(1, 1.0) | damage])
     found = await page(browser, "/evaluations?a=a/evaluation_after.jsonl", 409)
     assert "question 'q1' is damaged" in found.text
 

@@ -432,7 +432,7 @@ async def test_long_trajectories_fit_side_by_side(
     store.write("step_000001", [sample(1, i, 0.0, answer="<" * 100_000) for i in range(20)])
     found = await page(browser, "/runs/run/beside?task=q1")
     assert len(links(found, f"{LIST}/step_000001.parquet/")) == 16
-    assert "The list has more" in found.text
+    assert "At most the first 16 of the list" in found.text
     assert "No stored trajectory" in (await page(browser, "/runs/run/beside?task=q2")).text
 
 
