@@ -89,6 +89,7 @@ class _Pages:
         request: Request,
         template: str,
         name: str,
+        files: Sequence[StoredFile],
         start: int,
         is_first: Callable[[StoredFile], bool],
         ask: Callable[[RunIndex], Sequence[Any]],
@@ -100,23 +101,25 @@ class _Pages:
             request: of the page.
             template: extends list.html.
             name: of the run.
+            files: stored by the run.
             start: first row.
             is_first: tells the files that the page asks for, which are read before others.
             ask: returns the rows, one more than a page has where there are more.
             values: of the template.
         """
-        folder = self._runs.folder(name)
-        with RunIndex(folder) as index:
+        with RunIndex(self._runs.folder(name)) as index:
             values["left"] = index.refresh(INDEX_S, is_first)
             rows = ask(index)
-        values["files"] = len(stored_files(folder))
         turn = pager(request, start, len(rows), PAGE_ROWS)
-        rows = rows[:PAGE_ROWS]
-        return page(request, template, name=name, start=start, rows=rows, pager=turn, **values)
+        values |= {"rows": rows[:PAGE_ROWS], "files": len(files), "start": start}
+        return page(request, template, name=name, pager=turn, **values)
+
+    def _files(self, name: str) -> list[StoredFile]:
+        return stored_files(self._runs.folder(name))
 
     def trajectories(self, request: Request, name: str, start: Start = 0) -> Response:
-        chosen, folder = Filter(request.query_params), self._runs.folder(name)
-        sources = [(EVALUATION + one, one) for one in _evaluations(folder)]
+        chosen, files = Filter(request.query_params), self._files(name)
+        sources = [(EVALUATION + one, one) for one in _evaluations(files)]
         options = {"of": [(STEPS, "steps"), *sources]}
         options["sort"] = [(column, column.replace("_", " ")) for column in SORTED]
 
@@ -136,21 +139,24 @@ class _Pages:
             (f"/beside{chosen.address()}", "Side by side"),
         ]
         more = {"columns": COLUMNS, "sortable": SORTED, "options": options, "links": links}
-        wants = chosen.wants
         return self._list(
-            request, "trajectories.html", name, start, wants, ask, filter=chosen, **more
+            *(request, "trajectories.html", name, files, start, chosen.wants, ask),
+            filter=chosen,
+            **more,
         )
 
     def groups(self, request: Request, name: str, start: Start = 0) -> Response:
-        chosen = Filter(request.query_params)
+        chosen, files = Filter(request.query_params), self._files(name)
 
         def ask(index: RunIndex) -> list[dict[str, Any]]:
             return index.groups(chosen.steps(), limit=PAGE_ROWS + 1, offset=start)
 
-        return self._list(request, "groups.html", name, start, chosen.wants, ask, filter=chosen)
+        return self._list(
+            request, "groups.html", name, files, start, chosen.wants, ask, filter=chosen
+        )
 
     def beside(self, request: Request, name: str) -> Response:
-        chosen = Filter(request.query_params)
+        chosen, files = Filter(request.query_params), self._files(name)
 
         def ask(index: RunIndex) -> list[dict[str, Any]]:
             rows = index.rows(chosen.query(BESIDE, 0))
@@ -162,20 +168,26 @@ class _Pages:
             ]
 
         return self._list(
-            request, "beside.html", name, 0, chosen.wants, ask, filter=chosen, most=BESIDE
+            *(request, "beside.html", name, files, 0, chosen.wants, ask),
+            filter=chosen,
+            most=BESIDE,
         )
 
     def flipped(
         self, request: Request, name: str, a: str = "", b: str = "", start: Start = 0
     ) -> Response:
-        known = _evaluations(self._runs.folder(name))
+        files = self._files(name)
+        known = _evaluations(files)
         chosen = _two_evaluations(known, name_of(a), name_of(b))
 
         def ask(index: RunIndex) -> list[Any]:
             return index.flipped(*chosen, limit=PAGE_ROWS + 1, offset=start)
 
+        def is_first(file: StoredFile) -> bool:
+            return file.evaluation in chosen
+
         return self._list(
-            *(request, "flipped.html", name, start, lambda file: file.evaluation in chosen, ask),
+            *(request, "flipped.html", name, files, start, is_first, ask),
             chosen=chosen,
             evaluations=known,
         )
@@ -277,10 +289,9 @@ def _address(name: str, row: dict[str, Any], chosen: Filter, at: int) -> str:
     return f"/runs/{of_run}/trajectories/{of_file}/{row['row']}{chosen.address(at=at)}"
 
 
-def _evaluations(folder: Path) -> list[str]:
+def _evaluations(files: Sequence[StoredFile]) -> list[str]:
     """Return the names of the evaluations that a choice offers."""
-    found = [one for file in stored_files(folder) if (one := file.evaluation) is not None]
-    return found[-OPTIONS:]
+    return [one for file in files if (one := file.evaluation) is not None][-OPTIONS:]
 
 
 def _two_evaluations(known: list[str], a: str, b: str) -> tuple[str, str]:
