@@ -47,7 +47,7 @@ def add_runs(app: FastAPI, runs: Runs, cache: MetricsCache) -> None:
             request,
             "run.html",
             run=run,
-            failures=fitting(_failure_rows(run.folder), lambda row: row),
+            failures=fitting(_failure_rows(run.folder), lambda row: row)[::-1],
             evaluations=fitting(_evaluation_rows(found), _texts_of)[::-1],
             step=step,
             step_metrics=at_step,
