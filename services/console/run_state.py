@@ -23,7 +23,7 @@ from agent_r1.runtime.files.state import last_object
 
 RUNNING = "running"
 AWAY = "no launcher on this machine"
-LARGEST = 2**53
+EXACT_BELOW = 2**53
 """Whole numbers from there on are no longer exact."""
 
 
@@ -98,7 +98,7 @@ def as_number(value: object) -> float:
     """Return a value of a file; NaN for one that is no number."""
     if isinstance(value, float):
         return value
-    return float(value) if type(value) is int and abs(value) < LARGEST else math.nan
+    return float(value) if type(value) is int and abs(value) < EXACT_BELOW else math.nan
 
 
 def _at_work(folder: Path) -> str | None:
