@@ -45,7 +45,7 @@ class Credit:
 
     def is_side_call(self, turn: TurnNode) -> bool:
         """Return whether the instructions before a turn are those of a side call."""
-        return any(re.search(one, root_of(turn).instructions) for one in self.side_calls)
+        return any(re.search(one, turn.root().instructions) for one in self.side_calls)
 
 
 @dataclass
@@ -63,13 +63,6 @@ class _Strand:
                 sequence.append(turn)
                 return
         self.sequences.append([turn])
-
-
-def root_of(turn: TurnNode) -> TurnNode:
-    """Return the turn with which the dialogue of a turn began."""
-    while turn.parent is not None:
-        turn = turn.parent
-    return turn
 
 
 def exclusions(turns: Iterable[TurnNode], credit: Credit) -> dict[TurnNode, str]:
@@ -107,7 +100,7 @@ def main_lineage(turns: Iterable[TurnNode], credit: Credit) -> int:
     sampled = [turn for turn in turns if turn.token_ids]
     work = [turn for turn in sampled if not credit.is_side_call(turn)] or sampled
     had = [turn for turn in work if turn.delivered] or work
-    with_tools = (turn.lineage for turn in had if root_of(turn).offered)
+    with_tools = (turn.lineage for turn in had if turn.root().offered)
     if (first := next(with_tools, None)) is not None:
         return first
     asked = {(turn.lineage, turn.asked) for turn in had}
@@ -130,10 +123,10 @@ def join_compacted(session: AgentSession, chat: ChatFormat) -> None:
     begun = list(lineages.values())
     if not begun:
         return
-    agent = next((turns for turns in begun if root_of(turns[-1]).offered), begun[0])
+    agent = next((turns for turns in begun if turns[-1].root().offered), begun[0])
     for turns in begun[begun.index(agent) + 1 :]:
         last, first = agent[-1], turns[0]
-        if last.number > first.number or not _is_same_agent(root_of(last), first):
+        if last.number > first.number or not _is_same_agent(last.root(), first):
             continue
         if not first.offered and last.parent is None:
             continue

@@ -118,7 +118,10 @@ async def test_a_summary_that_is_gone_on_with_keeps_its_lineage(chat: ChatFormat
     assert {one.excluded for one in trajectory.lineages} == {"", "side_call"}
 
 
-async def test_a_summary_of_a_side_call_is_gone_on_with_by_the_agent(chat: ChatFormat, end_id: int):
+@pytest.mark.parametrize("quoted", ["by the user", "as an answer"])
+async def test_a_summary_of_a_side_call_is_gone_on_with_by_the_agent(
+    chat: ChatFormat, end_id: int, quoted: str
+):
     summary = "Summary: Ada was looked for, and nothing is known yet."
     client = await open_client(chat, end_id, SEARCH, SEARCH, summary, SEARCH, ANSWER)
     rules = "You are an agent.\nYou look things up.\nCalls so far: "
@@ -127,7 +130,11 @@ async def test_a_summary_of_a_side_call_is_gone_on_with_by_the_agent(chat: ChatF
         told = (await client.ask(*history, tools=(TOOL,))).message
         history += [told, result(told, "p")]
     await client.ask(system("Summarize."), user("The dialogue: who? p p"))
-    history = [system(f"{rules}2"), user(f"What was done: {summary}")]
+    said = ChatMessage(role="assistant", content=summary)
+    quote = [user("What was done?"), said, user("Go on.")]
+    if quoted == "by the user":
+        quote = [user(f"What was done: {summary}")]
+    history = [system(f"{rules}2"), *quote]
     told = (await client.ask(*history, tools=(TOOL,))).message
     await client.ask(*history, told, result(told, "p"), tools=(TOOL,))
     heir = await client.successor()
