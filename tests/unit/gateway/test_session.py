@@ -671,7 +671,7 @@ async def test_requests_that_are_refused_leave_nothing_of_their_volatile_text(
     client = await open_client(chat, end_id, "one", rules=rules)
     written = len(client.log.entries)
     for i in range(3):
-        with pytest.raises(WireError, match="the context holds 400"):
+        with pytest.raises(WireError, match="context length is 400"):
             await client.ask(user(f"at {i} {i} " + "x" * 10_000))
     await client.ask(user("who?"))
     assert sum(map(len, client.log.entries[written:])) < 10_000
