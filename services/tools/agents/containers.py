@@ -175,9 +175,14 @@ class ContainerAttempt:
         try:
             ended = await self._runner.engine.wait(self._name, self._deadline)
             output, errors = await self._runner.engine.read_log(self._name)
+            report = read_report(self._runner.settings, ended.why, ended.code, output, errors)
+            # Its script was ended too, or has ended it before its limit.
+            is_cut = ended.why == "ended" and (ended.code != 0 or report.get("why") == "timeout")
+            if is_cut and await self._runner.engine.was_stopped(self._name):
+                return {"lost": "the container was stopped from outside"}
         except EngineError as exc:
             return {"lost": str(exc)}
-        return read_report(self._runner.settings, ended.why, ended.code, output, errors)
+        return report
 
     async def end(self) -> None:
         """Kill and remove the container, if it is there."""
