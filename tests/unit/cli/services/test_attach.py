@@ -6,16 +6,20 @@ import json
 import os
 from pathlib import Path
 
+import httpx
 import pytest
 
+from agent_r1.cli.services import attach
 from agent_r1.cli.services.attach import (
     MAX_REPORT_BYTES,
+    Attacher,
     _find_program,
+    _find_service,
     _read_file,
     _read_report,
 )
 from agent_r1.config.sources import ConfigError
-from agent_r1_proto.agents import MAX_OUTPUT_CHARS
+from agent_r1_proto.agents import MAX_OUTPUT_CHARS, AttemptReport
 
 
 def test_files_of_a_command_are_found_from_any_folder(
@@ -32,6 +36,38 @@ def test_files_of_a_command_are_found_from_any_folder(
     assert _find_program(command) == [str(script), str(script), "--model", "a/b"]
     with pytest.raises(ConfigError, match=r"COMMAND \(no-such-program\)"):
         _find_program(["no-such-program"])
+
+
+@pytest.mark.parametrize("name", ["http://", "http://[bad", "https://host:99999"])
+def test_an_address_that_is_none_is_refused(name: str):
+    with pytest.raises(ConfigError, match="is no address of a service"):
+        _find_service(name)
+
+
+@pytest.mark.parametrize(
+    ("report", "answers"),
+    [
+        (AttemptReport(reward=1.0), [None, 503, 429, 200]),
+        (AttemptReport(reward=1.0), [None, 410]),  # it had arrived
+        (AttemptReport(exit="given_back"), [None]),  # nobody waits for the end of a Ctrl-C
+    ],
+)
+async def test_what_came_of_an_attempt_is_sent_until_it_arrives(
+    report: AttemptReport, answers: list[int | None], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(attach, "RETRY_S", 0.0)
+    left = list(answers)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        status = left.pop(0)
+        if status is None:
+            raise httpx.ReadError("broken")
+        return httpx.Response(status)
+
+    transport = httpx.MockTransport(answer)
+    async with httpx.AsyncClient(base_url="http://service", transport=transport) as client:
+        await Attacher(client, ["true"])._report("a.1", report)
+    assert left == []
 
 
 def test_a_long_answer_is_cut_and_keeps_its_reward():
