@@ -32,6 +32,7 @@ SIDE_CALL = "side_call"
 CONSTRAINED = "constrained"
 """The request forced what was written."""
 _WORD = re.compile(r"\S+")
+_NO_WORD = re.compile(r"<[^<>]*>|\\[nrt]|\W")
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ def join_compacted(session: AgentSession, chat: ChatFormat) -> None:
         for side in begun:
             if not side[0].offered and last.number < side[0].number:
                 answers += [turn for turn in side if turn.number < first.number]
-        read = chat.decode(first.context())
+        read = _plain(chat.decode(first.context()))
         if any(_summary(one) and _summary(one) in read for one in answers):
             for turn in turns:
                 turn.lineage = last.lineage
@@ -166,8 +167,13 @@ def _without_digits(word: re.Match[str]) -> str:
 
 
 def _summary(turn: TurnNode) -> str:
-    text = "" if turn.said is None else shown_text(turn.said.content).strip()
+    text = "" if turn.said is None else _plain(shown_text(turn.said.content))
     return text if len(text) >= TELLING_CHARS else ""
+
+
+def _plain(text: str) -> str:
+    """Return the words of a text, however it is quoted: without tags, indented, or as JSON."""
+    return " ".join(_NO_WORD.sub(" ", text).split())
 
 
 def last_main_turn(session: AgentSession, credit: Credit) -> TurnNode | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal
 
 import pytest
@@ -118,11 +119,14 @@ async def test_a_summary_that_is_gone_on_with_keeps_its_lineage(chat: ChatFormat
     assert {one.excluded for one in trajectory.lineages} == {"", "side_call"}
 
 
-@pytest.mark.parametrize("quoted", ["by the user", "as an answer"])
+@pytest.mark.parametrize(
+    "quoted", ["by the user", "as an answer", "without tags", "indented", "as JSON"]
+)
 async def test_a_summary_of_a_side_call_is_gone_on_with_by_the_agent(
     chat: ChatFormat, end_id: int, quoted: str
 ):
-    summary = "Summary: Ada was looked for, and nothing is known yet."
+    words = 'Summary: Ada was looked for,\nand "nothing" is known yet.'
+    summary = words if quoted == "as an answer" else f"<summary>\n{words}\n</summary>"
     client = await open_client(chat, end_id, SEARCH, SEARCH, summary, SEARCH, ANSWER)
     rules = "You are an agent.\nYou look things up.\nCalls so far: "
     history = [system(f"{rules}0"), user("who?")]
@@ -132,8 +136,14 @@ async def test_a_summary_of_a_side_call_is_gone_on_with_by_the_agent(
     await client.ask(system("Summarize."), user("The dialogue: who? p p"))
     said = ChatMessage(role="assistant", content=summary)
     quote = [user("What was done?"), said, user("Go on.")]
-    if quoted == "by the user":
-        quote = [user(f"What was done: {summary}")]
+    if quoted != "as an answer":
+        forms = {
+            "by the user": summary,
+            "without tags": words,
+            "indented": words.replace("\n", "\n    "),
+            "as JSON": json.dumps(words),
+        }
+        quote = [user(f"What was done: {forms[quoted]}")]
     history = [system(f"{rules}2"), *quote]
     told = (await client.ask(*history, tools=(TOOL,))).message
     await client.ask(*history, told, result(told, "p"), tools=(TOOL,))
