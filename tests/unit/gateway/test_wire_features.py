@@ -74,6 +74,18 @@ async def test_items_may_be_named_alone(kind: type[Wire], chat: ChatFormat):
 
 
 @on("responses")
+async def test_what_a_client_says_behind_a_turn_is_read(kind: type[Wire], chat: ChatFormat):
+    async with opened(kind, chat, "one", "two", sequences=None) as one:
+        wire = one.wire
+        got = await wire.ask([wire.user("who?")])
+        note = {"role": "assistant", "content": "A NOTE"}
+        history = [wire.user("who?"), *got.raw.output, note, wire.user("and?")]
+        await wire.ask(history)
+        read = chat.decode(one.client.servers.requests[-1].token_ids)
+    assert read.index("one") < read.index("A NOTE") < read.index("and?")
+
+
+@on("responses")
 @pytest.mark.parametrize("by_trigger", [False, True])
 async def test_a_compaction_is_one_item_and_comes_back_as_a_summary(
     kind: type[Wire], by_trigger: bool, chat: ChatFormat
