@@ -280,12 +280,9 @@ class Learner:
         self._stop_signal = stop_signal = StopSignal()
         try:
             async with serve_learner(spec.learner.server, find_token(spec.run)) as server:
-                followers = add_store_routes(server.app, spec.folder.path)
+                add_store_routes(server.app, spec.folder.path)
                 on_up(server.url)
-                try:
-                    return await self._train(stop_signal, server)
-                finally:
-                    await followers.have_all()
+                return await self._train(stop_signal, server)
         except StopRequested:
             logger.info("stopped before training began")
             return INTERRUPTED
