@@ -430,7 +430,7 @@ class AgentSession:
         try:
             text = GrowingText(self._chat, asked.stop)
             length = len(node.context())
-            cached = 0 if node.begins else length - len(node.prompt)
+            cached = length - len(node.prompt)
             await queue.put(Begun(choice, node.number, node.opening, length, cached))
             if node.token_ids:
                 shown = text.add(node.token_ids)

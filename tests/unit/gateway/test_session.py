@@ -419,6 +419,43 @@ async def test_an_answer_that_is_being_told_is_no_retrys(chat: ChatFormat, end_i
     assert again.turns[0] == 0
 
 
+async def test_an_answer_that_nobody_was_told_is_a_retrys(chat: ChatFormat, end_id: int):
+    client = await open_client(chat, end_id, "one", "two", "three")
+    async with aclosing(client.session.ask(Asked(messages=(user("who?"),), n=2))) as events:
+        begun = await anext(events)  # and then the client hangs up
+        assert isinstance(begun, Begun)
+        turns = client.session.forest.turns
+        await eventually(lambda: all(turn.finish_reason for turn in turns))
+    again = await client.ask(user("who?"), retries=1)
+    assert again.turns[0] == 1 - begun.turn
+    assert len(client.servers.requests) == 2
+
+
+async def test_an_answer_that_was_cut_off_is_not_had_though_it_is_named(
+    chat: ChatFormat, end_id: int
+):
+    client = await open_client(chat, end_id, "a longer answer", "end")
+    client.servers.gate = asyncio.Event()
+    async with aclosing(client.session.ask(Asked(messages=(user("who?"),)))) as events:
+        async for event in events:
+            if isinstance(event, Said):
+                break
+    client.servers.gate.set()
+    cut = ChatMessage(role="assistant", content="a")
+    named = {1: client.session.turn_id(0)}
+    await client.ask(user("who?"), cut, user("go on"), turn_ids=named)
+    trajectory = client.trajectory()
+    assert [turn.text for turn in trajectory.trained_turns()] == ["end"]
+    assert {one.excluded for one in trajectory.lineages} == {"", "undelivered"}
+
+
+async def test_answers_of_a_later_turn_have_seeds_of_their_own(chat: ChatFormat, end_id: int):
+    client = await open_client(chat, end_id, "one", "two", "three")
+    told = await client.ask(user("who?"))
+    await client.ask(user("who?"), told.message, user("more?"), n=2)
+    assert len({request.seed for request in client.servers.requests}) == 3
+
+
 async def test_a_refused_request_marks_nothing_that_is_not_written(chat: ChatFormat, end_id: int):
     client = await open_client(chat, end_id, "one", rules=SessionRules(max_context=60))
     told = await client.ask(user("who?"), deliver=False)
