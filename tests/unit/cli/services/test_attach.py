@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -158,22 +159,42 @@ async def test_a_command_may_put_anything_in_the_place_of_its_folder():
     assert (report.exit, report.error[:15]) == ("failed", "AGENT_R1_REPORT")
 
 
+@contextlib.asynccontextmanager
+async def started(*program: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Start a command, which says so."""
+    process = await asyncio.create_subprocess_exec(
+        *program, stdout=asyncio.subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(WAIT_S):
+            assert await process.stdout.readline() == b"ready\n"
+            yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+async def test_a_command_is_told_first_and_has_time(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(attach, "END_S", WAIT_S)
+    code = (
+        "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {15}); "
+        "print('ready', flush=True); signal.sigwait({15}); print('bye')"
+    )
+    async with started(sys.executable, "-c", code) as process:
+        await _end(process)
+        assert process.stdout is not None
+        assert await process.stdout.read() == b"bye\n"
+
+
 @pytest.mark.parametrize(
     "program",
     ["trap '' TERM; echo ready; sleep 600", "(trap '' TERM; echo ready; exec sleep 600) & wait"],
     ids=["itself", "what it started"],
 )
 async def test_a_command_that_does_not_end_is_killed(program: str):
-    process = await asyncio.create_subprocess_exec(
-        "sh", "-c", program, stdout=asyncio.subprocess.PIPE, start_new_session=True
-    )
-    assert process.stdout is not None
-    try:
-        async with asyncio.timeout(WAIT_S):
-            assert await process.stdout.readline() == b"ready\n"
-            await _end(process)
-            assert await process.stdout.read() == b""  # nobody is left who might write
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+    async with started("sh", "-c", program) as process:
+        await _end(process)
+        assert process.stdout is not None
+        assert await process.stdout.read() == b""  # nobody is left who might write
