@@ -16,12 +16,12 @@ from agent_r1.gateway.session import AgentSession, SessionRules
 from agent_r1.gateway.wire import WireError
 from agent_r1.text.chat_format import ChatFormat
 from agent_r1_proto.agents import AGENTS, AgentEnd
-from agent_r1_proto.tasks import RolloutTask
+from agent_r1_proto.tasks import RolloutTask, Task
 from agent_r1_proto.tools import ToolResult, ToolSpec
 from agent_r1_proto.trajectory import Trajectory
 from tests.support.builders import rollout_task
 from tests.support.learner_fakes import eventually
-from tests.unit.gateway.scripted import Client, MemoryLog, open_client, user
+from tests.unit.gateway.scripted import SEARCH, TOOL, Client, MemoryLog, open_client, user
 
 NOTES = ToolSpec(name="notes", version="1", description="Keeps.", parameters={}, sessions=True)
 
@@ -36,6 +36,8 @@ class FakeTools:
         """Instances that were called, in order."""
         self.closed: list[str] = []
         """Tools whose sessions were closed."""
+        self.resumed: list[tuple[str, str]] = []
+        """Tools whose sessions another gateway had opened, with their instances."""
         self.is_away = False
         self.answers = asyncio.Event()
         self.answers.set()
@@ -45,7 +47,7 @@ class FakeTools:
         """What the agent was called with."""
 
     def argument_error(self, spec: ToolSpec, arguments: Any) -> str | None:
-        return None
+        return None if "q" in arguments else "'q' is missing"
 
     async def open_session(self, name: str, session_id: str, context: Any) -> None:
         await asyncio.sleep(0)
@@ -55,7 +57,7 @@ class FakeTools:
             raise ToolOutageError("tool_unreachable", "notes", "away", attempts=3)
 
     def resume_session(self, name: str, session_id: str, instance: str) -> None:
-        pass
+        self.resumed.append((name, instance))
 
     async def close_session(self, name: str, session_id: str) -> None:
         self.closed.append(name)
@@ -121,7 +123,8 @@ async def test_parallel_first_calls_share_one_session_with_a_tool(chat: ChatForm
     attempts = attempts_of(client, tools)
     calls = (attempts.call_tool(client.session, "notes", {"q": i}) for i in range(3))
     await asyncio.gather(*calls)
-    assert (tools.opened, tools.asked) == (1, ["notes-1"] * 3)
+    await attempts.call_tool(client.session, "notes", {"q": 3})
+    assert (tools.opened, tools.asked) == (1, ["notes-1"] * 4)
 
 
 async def test_calls_that_wait_for_a_tool_that_is_away_fail_together(chat: ChatFormat, end_id: int):
@@ -152,13 +155,63 @@ async def test_a_call_that_goes_away_leaves_the_opening_to_the_others(
     assert (first.cancelled(), tools.opened, tools.asked) == (True, 1, ["notes-1"])
 
 
+async def test_a_session_with_a_tool_that_opens_too_late_is_closed(chat: ChatFormat, end_id: int):
+    client, tools = await open_client(chat, end_id, "one"), FakeTools()
+    tools.answers.clear()
+    call = asyncio.create_task(
+        attempts_of(client, tools).call_tool(client.session, "notes", {"q": 0})
+    )
+    await eventually(lambda: bool(client.session.opening), call)
+    call.cancel()
+    client.session.close()
+    tools.answers.set()
+    await eventually(lambda: tools.closed == ["notes"])
+
+
+async def test_a_call_that_a_tool_cannot_take_is_told_so_and_costs_it_nothing(
+    chat: ChatFormat, end_id: int
+):
+    client, tools = await open_client(chat, end_id, "one"), FakeTools()
+    told = await attempts_of(client, tools).call_tool(client.session, "notes", {})
+    assert (told.status, told.text()) == ("error", "Error: 'q' is missing")
+    assert (tools.opened, tools.asked) == (0, [])
+
+
+async def test_a_task_that_names_its_tools_is_offered_no_others(chat: ChatFormat, end_id: int):
+    rollout = rollout_task(task=Task(id="one", prompt="Who?", tools=["search"]))
+    client, tools = await open_client(chat, end_id, "one", rollout=rollout), FakeTools()
+    with pytest.raises(WireError, match="there is no tool 'notes'; offered: none"):
+        await attempts_of(client, tools).call_tool(client.session, "notes", {"q": 0})
+
+
+@pytest.mark.parametrize(
+    ("turn", "stop", "answer"),
+    [
+        ("Ada, I think. ", (), "Ada, I think."),
+        ("So <answer>Ada</answer>", (), "Ada"),
+        ("So <answer>Ada</answer>", ("</answer>",), "Ada"),  # which the client is not shown
+        ("I look. " + SEARCH, (), None),
+    ],
+)
+async def test_what_the_last_turn_says_is_the_answer_unless_it_calls_a_tool(
+    chat: ChatFormat, end_id: int, turn: str, stop: tuple[str, ...], answer: str | None
+):
+    client, log, tools = await open_client(chat, end_id, turn), MemoryLog(), FakeTools()
+    attempts, rollout = attempts_of(client, tools, log), rollout_task()
+    running = await attempts.begin(rollout)
+    session = attempts._open[session_name(rollout)]
+    await Client(chat, client.servers, session, log).ask(user("who?"), tools=(TOOL,), stop=stop)
+    tools.end.set_result(AgentEnd(exit="ok"))
+    assert (await running).turns[-1].answer == answer
+
+
 async def test_calls_of_tools_count_against_the_limit_of_requests(chat: ChatFormat, end_id: int):
     client = await open_client(chat, end_id, "one", rules=SessionRules(max_requests=1))
     tools = FakeTools()
     attempts = attempts_of(client, tools)
-    await attempts.call_tool(client.session, "notes", {})
+    await attempts.call_tool(client.session, "notes", {"q": 0})
     with pytest.raises(WireError, match=r"used its 1 \(agent.max_requests\)"):
-        await attempts.call_tool(client.session, "notes", {})
+        await attempts.call_tool(client.session, "notes", {"q": 1})
     assert tools.asked == ["notes-1"]
 
 
@@ -184,6 +237,7 @@ async def test_an_agent_that_fails_after_its_session_moved_is_no_failure_of_its_
     running = await first.begin(rollout)
     moved = Client(chat, client.servers, first._open[session_name(rollout)], log)
     await moved.ask(user("who?"))
+    await first.call_tool(moved.session, "notes", {"q": 0})
     await first.hand_over(running)
     tools: Any = first.tools
     assert tools.closed == []  # its agent runs on
@@ -192,7 +246,8 @@ async def test_an_agent_that_fails_after_its_session_moved_is_no_failure_of_its_
     trajectory = await attempts_of(client, tools, log.successor()).run(rollout)
     assert trajectory.status == "FAILED"
     assert trajectory.reason.startswith("agent_lost: its session moved to another gateway")
-    assert tools.closed == [AGENTS]
+    assert tools.resumed == [(AGENTS, "notes-1"), ("notes", "notes-2")]
+    assert tools.closed == [AGENTS, "notes"]
 
 
 async def test_an_agent_that_another_gateway_has_not_called_fails_by_itself(

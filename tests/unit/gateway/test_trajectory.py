@@ -386,11 +386,16 @@ async def test_a_question_asked_anew_takes_no_credit_from_another(chat: ChatForm
     assert (why["wanted"], why["end"]) == ("", "")
 
 
-async def test_calls_have_the_results_that_the_next_turn_has_read(chat: ChatFormat, end_id: int):
+@pytest.mark.parametrize("is_rewritten", [False, True])
+async def test_calls_have_the_results_that_the_next_turn_has_read(
+    chat: ChatFormat, end_id: int, is_rewritten: bool
+):
     client = await open_client(chat, end_id, call_text(query="x"), "cut", "end")
     told = await client.ask(user("who?"), tools=(TOOL,))
     for text, deliver in (("FIRST", False), ("SECOND", True)):
-        history = (user("who?"), told.message, result(told.message, text))
+        history = [user("who?"), told.message, result(told.message, text)]
+        if deliver and is_rewritten:
+            history.insert(0, system("Be brief."))
         await client.ask(*history, tools=(TOOL,), deliver=deliver)
     trajectory = client.trajectory()
     (call,) = [call for turn in trajectory.trained_turns() for call in turn.calls]
@@ -404,6 +409,17 @@ async def test_an_answer_that_came_later_and_was_not_heard_takes_no_credit(
     await client.ask(user("who?"))
     await client.ask(user("who?"), deliver=False)
     assert [turn.text for turn in client.trajectory().trained_turns()] == ["heard"]
+
+
+async def test_answers_to_a_rewritten_history_come_after_one_turn(chat: ChatFormat, end_id: int):
+    script = ["<think>1</think>same", "end", "<think>2</think>same", "other"]
+    client = await open_client(chat, end_id, *script)
+    for _ in range(2):
+        told = await client.ask(user("who?"))
+        await client.ask(system("Be brief."), user("who?"), told.message, user("more?"))
+    trajectory = client.trajectory()
+    captured(client, trajectory)
+    assert [turn.text for turn in trajectory.trained_turns()] == [script[0], "other"]
 
 
 @pytest.mark.parametrize("heard", [0, 1])
