@@ -84,7 +84,7 @@ async def test_what_is_far_too_long_is_refused_by_its_beginning(chat: ChatFormat
             ((user("x"), user("y" * 900), user("z" * 900)), ()),
             ((user("who?"),), (TOOL.model_copy(update={"description": "d" * 100_000}),)),
         ):
-            with pytest.raises(WireError, match="tokens or more") as full:
+            with pytest.raises(WireError, match="or more") as full:
                 await client.ask(*messages, tools=tools)
             assert full.value.kind == "context_full"
         with pytest.raises(WireError):
