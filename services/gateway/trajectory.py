@@ -154,7 +154,7 @@ def _is_same_agent(one: TurnNode, other: TurnNode) -> bool:
     if lines[:1] != others[:1]:
         return False
     common = set(lines) & set(others)
-    return lines == others or 2 * len(common) > max(len(set(lines)), len(set(others)))
+    return 2 * len(common) > max(len(set(lines)), len(set(others)))
 
 
 def _lines(turn: TurnNode) -> list[str]:

@@ -306,11 +306,13 @@ class Attacher:
                 following = asyncio.create_task(self._follow(given.id, relay))
                 waiting = asyncio.create_task(process.wait())
                 try:
-                    await asyncio.wait([following, waiting], return_when=asyncio.FIRST_COMPLETED)
+                    ended, _ = await asyncio.wait(
+                        [following, waiting], return_when=asyncio.FIRST_COMPLETED
+                    )
                 finally:
                     following.cancel()
                     await _end(process)
-            return self._read(folder, process.returncode, was_over=not waiting.done())
+            return self._read(folder, process.returncode, was_over=waiting not in ended)
 
     def _environment(self, folder: Path, attempt: AgentAttempt, port: int) -> dict[str, str]:
         url = f"http://127.0.0.1:{port}{urlsplit(attempt.url).path}"

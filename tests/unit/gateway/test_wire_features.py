@@ -148,6 +148,24 @@ async def test_what_was_compacted_is_gone_on_with_by_ids_as_a_summary(
 
 
 @on("responses")
+async def test_a_second_compaction_stands_for_all_before_it(kind: type[Wire], chat: ChatFormat):
+    script = ["Ada, I think.", "FIRST", "sure", "SECOND", "end"]
+    async with opened(kind, chat, *script, sequences=None) as one:
+        wire, before = one.wire, None
+        for question in ("who?", "and?"):
+            told = await wire.ask([wire.user(question)], previous_response_id=before)
+            compacted = await wire.sdk.responses.compact(
+                model="policy", previous_response_id=told.raw.id
+            )
+            before = compacted.id
+        await wire.ask([wire.user("so?")], previous_response_id=before)
+        read = one.asked()
+    assert "SECOND" in read
+    assert "so?" in read
+    assert not any(text in read for text in ("who?", "FIRST", "and?"))
+
+
+@on("responses")
 @pytest.mark.parametrize("stream", [False, True])
 async def test_custom_tools_and_namespaces_are_functions_of_the_policy(
     kind: type[Wire], stream: bool, chat: ChatFormat
