@@ -148,6 +148,21 @@ async def offered(agents: attached.AttachedAgents) -> AsyncIterator[asyncio.Task
     call.cancel()
 
 
+async def test_a_program_is_told_of_the_gateway_that_called_last():
+    agents = attached.AttachedAgents(attached=True)
+    async with offered(agents):
+        taken = await agents.take(10.0)
+        assert taken is not None
+        moved = taken.attempt.model_copy(update={"url": "http://other/sessions/one/v1"})
+        context = CallContext("one", 0, moved.model_dump(mode="json"), 60.0)
+        again = asyncio.create_task(agents.call({}, context))
+        await asyncio.sleep(0)
+        followed = agents.follow(taken.id)
+        again.cancel()
+    assert followed is not None
+    assert followed.attempt.url == "http://other/sessions/one/v1"
+
+
 @pytest.mark.parametrize("arrives", [False, True])
 async def test_an_attempt_whose_program_never_asked_for_it_is_given_to_another(
     arrives: bool, monkeypatch: pytest.MonkeyPatch

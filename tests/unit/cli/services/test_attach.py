@@ -56,6 +56,21 @@ def test_files_of_a_command_are_found_from_any_folder(
         _find_program(["no-such-program"])
 
 
+@pytest.mark.parametrize("status", [413, 422])
+async def test_a_report_that_is_refused_is_told_as_a_failure_once(status: int):
+    told: list[dict[str, Any]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        told.append(json.loads(request.content))
+        return httpx.Response(status, text="too long")
+
+    transport = httpx.MockTransport(answer)
+    async with httpx.AsyncClient(base_url="http://service", transport=transport) as client:
+        await Attacher(client, ["true"])._report("a.1", AttemptReport(reward=1.0))
+    assert [one.get("exit") for one in told] == [None, "failed"]
+    assert "too long" in told[1]["error"]
+
+
 @pytest.mark.parametrize("name", ["http://", "http://[bad", "https://host:99999"])
 def test_an_address_that_is_none_is_refused(name: str):
     with pytest.raises(ConfigError, match="is no address of a service"):
