@@ -13,7 +13,7 @@ from agent_r1.gateway.metrics import GatewayMetrics
 from agent_r1.gateway.session import SessionRules
 from agent_r1.gateway.trajectory import Credit, last_main_turn
 from agent_r1.text.chat_format import ChatFormat
-from agent_r1_proto.agents import AgentEnd
+from agent_r1_proto.agents import AgentEnd, AgentExit
 from agent_r1_proto.tasks import ChatMessage
 from agent_r1_proto.tools import ToolSpec
 from tests.support.fakes import (
@@ -540,3 +540,19 @@ async def test_how_an_attempt_ends(
     found = _outcome(client.session, AttemptEnded(end=AgentEnd(**end)))
     assert found[0] == status
     assert found[1].startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("exit_", "reason"),
+    [("not_started", "agent_not_started: x"), ("failed", "agent_silent: "), ("ok", "agent_silent")],
+)
+async def test_an_attempt_without_a_turn_is_no_fault_of_the_policy(
+    chat: ChatFormat, end_id: int, exit_: AgentExit, reason: str
+):
+    client = await open_client(chat, end_id, "one")
+    over = AttemptEnded(end=AgentEnd(exit=exit_, error="x"))
+    status, why = _outcome(client.session, over)
+    assert (status, why[: len(reason)]) == ("FAILED", reason)
+    await client.ask(user("who?"))
+    expected = "COMPLETED" if exit_ == "ok" else "TRUNCATED"
+    assert _outcome(client.session, over)[0] == expected
