@@ -21,10 +21,10 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from agent_r1.runs.record import prompt_messages
 from agent_r1.runs.store import FLAT, StoredFile, StoredTrajectory, flat_row, stored_files
 from agent_r1.runtime.files.private import private_folder
 from agent_r1_proto.parts import shown_text
-from agent_r1_proto.tasks import ChatMessage
 
 logger = logging.getLogger(__name__)
 
@@ -511,7 +511,7 @@ def _spaced(text: str) -> str:
 def searched_text(record: Mapping[str, Any]) -> str:
     """Return what a search looks through: prompt, turns, calls, results, the extracted answer."""
     found = [record["task_id"], record["reason"], (record.get("reward") or {}).get("prediction")]
-    found += [ChatMessage.model_validate(message).shown() for message in record["prompt"]]
+    found += [message.shown() for message in prompt_messages(record)]
     for turn in record["turns"]:
         found.append(turn["text"])
         for call in turn["calls"]:

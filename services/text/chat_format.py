@@ -117,8 +117,8 @@ def asked_dialogue(
         result: makes a message of the text of a result.
     """
     messages = task.messages()
-    if system_prompt is not None and messages[0].role != "system":
-        messages.insert(0, OwnMessage(role="system", content=system_prompt))
+    if (told := task.system_prompt(system_prompt)) is not None:
+        messages.insert(0, OwnMessage(role="system", content=told))
     asked = list(messages)
     while asked[-1].role == "tool":
         asked.pop()

@@ -107,6 +107,13 @@ def test_text_is_looked_for_in_turns_calls_and_results(index: RunIndex, text: st
     assert len(index.rows(Query(text=text))) == tasks
 
 
+def test_the_system_prompt_is_found(run: Path, index: RunIndex):
+    told = sample(3, 0, 1.0, step=3, system_prompt="Use the tools.")
+    TrajectoryStore(run, 1.0).write("step_000003", [told])
+    assert index.refresh() == 0
+    assert found(index, text='"use the tools"') == [(3, "q3", 0)]
+
+
 def test_groups_and_flipped_answers_are_paired(index: RunIndex):
     newest, second, *_ = index.groups((2, 2))
     assert (newest["group_id"], newest["size"], newest["set"]) == (7, 2, "far")
@@ -269,7 +276,7 @@ def test_an_index_without_a_place_says_what_to_do(run: Path, tmp_path: Path):
         assert index.path.exists()
     with RunIndex(run, tmp_path / "cache") as index:
         index._db.execute("PRAGMA query_only = 1")  # as where the file cannot be written
-        with pytest.raises(ValueError, match=rf"readonly database\){remedy[18:]}"):
+        with pytest.raises(ValueError, match=r"readonly database\); free space there"):
             index.refresh()
 
 
