@@ -229,9 +229,7 @@ class Evaluations:
         self._metrics |= values
         folder.write_scalars(evaluation.step, values)
         folder.write_evaluation(evaluation.step, evaluation.name, evaluation.record())
-        stored = _stored(
-            evaluation, self._spec.learner.stored_limit, self._spec.system_prompt
-        )
+        stored = _stored(evaluation, self._spec.learner.stored_limit, self._spec.system_prompt)
         folder.write_trajectories(f"eval_{evaluation.label}", stored)
         if evaluation.name == "after":
             folder.write_answers(map(_answer, evaluation.results))

@@ -46,7 +46,9 @@ def atif_document(stored: StoredTrajectory, *, version: str, model: str | None) 
             "session_id": record["rollout_id"],
             "trajectory_id": f"{record['rollout_id']}/{number}",
             "agent": {"name": agent["name"], "version": version, "model_name": model},
-            "steps": _numbered([*(_prompt(prompt_messages(record)) if number == 0 else ()), *steps]),
+            "steps": _numbered(
+                [*(_prompt(prompt_messages(record)) if number == 0 else ()), *steps]
+            ),
             "extra": {
                 name: agent[name] for name in ("parent", "excluded", "policy") if agent.get(name)
             },

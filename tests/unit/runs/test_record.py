@@ -63,7 +63,10 @@ def test_a_readable_trajectory_keeps_sampled_text_and_tool_text_apart():
 
 
 def test_the_system_prompt_of_the_run_stands_before_what_the_task_says():
-    own = [ChatMessage(role="system", content="Be brief."), ChatMessage(role="user", content="who?")]
+    own = [
+        ChatMessage(role="system", content="Be brief."),
+        ChatMessage(role="user", content="who?"),
+    ]
     for task, seen in (
         (Task(id="q", prompt="who?"), ["Use the tools.", "who?"]),
         (Task(id="q", prompt=own), ["Be brief.", "who?"]),

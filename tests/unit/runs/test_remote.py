@@ -143,18 +143,20 @@ async def test_a_learner_waits_until_its_mirrors_have_its_end(run: Path, tmp_pat
     async with serve_learner(ListenConfig(), TOKEN) as server:
         followers = add_store_routes(server.app, run)
         await asyncio.wait_for(followers.have_all(), 1)  # nobody asks
-        async with mirror_of(server.url, tmp_path / "a") as one:
-            async with mirror_of(server.url, tmp_path / "b") as other:
-                await look(one)
-                await look(other)
-                (run / "summary.json").write_text("{}")
-                waiting = asyncio.create_task(followers.have_all())
-                await look(one)
-                assert not waiting.done()
-                await look(other)
-                await asyncio.wait_for(waiting, 1)
-                assert list_files(one.folder / "run") == list_files(run)
-                assert list_files(other.folder / "run") == list_files(run)
+        async with (
+            mirror_of(server.url, tmp_path / "a") as one,
+            mirror_of(server.url, tmp_path / "b") as other,
+        ):
+            await look(one)
+            await look(other)
+            (run / "summary.json").write_text("{}")
+            waiting = asyncio.create_task(followers.have_all())
+            await look(one)
+            assert not waiting.done()
+            await look(other)
+            await asyncio.wait_for(waiting, 1)
+            assert list_files(one.folder / "run") == list_files(run)
+            assert list_files(other.folder / "run") == list_files(run)
 
 
 async def test_a_learner_waits_for_a_while_only(
