@@ -228,13 +228,15 @@ class Task(StrictMessage):
             return [ChatMessage(role="user", content=self.prompt)]
         return list(self.prompt)
 
-    def system_prompt(self, of_run: str | None) -> str | None:
-        """Return the system prompt that goes before the dialogue; None where it has its own.
 
-        Args:
-            of_run: `env.system_prompt`.
-        """
-        return None if self.messages()[0].role == "system" else of_run
+def added_system_prompt(task: Task, of_run: str | None) -> str | None:
+    """Return the system prompt that goes before a task's dialogue; None where it has its own.
+
+    Args:
+        task: has the dialogue.
+        of_run: `env.system_prompt`.
+    """
+    return None if task.messages()[0].role == "system" else of_run
 
 
 class RolloutKey(Message):

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from agent_r1_proto.messages import Message
 from agent_r1_proto.parts import shown_text
 from agent_r1_proto.rewards import ScoreCall, ScoredTrajectory, ScoreTurn
-from agent_r1_proto.tasks import ChatMessage
+from agent_r1_proto.tasks import ChatMessage, added_system_prompt
 from agent_r1_proto.trajectory import Reply, ToolCallRecord, Turn
 
 
@@ -103,7 +103,7 @@ def readable(
         "task_id": rollout.task.id,
         "metadata": rollout.task.metadata,
         "payload": rollout.task.payload,
-        "system_prompt": rollout.task.system_prompt(system_prompt),
+        "system_prompt": added_system_prompt(rollout.task, system_prompt),
         "prompt": [message.model_dump() for message in rollout.task.messages()],
         "status": trajectory.status,
         "reason": trajectory.reason,
