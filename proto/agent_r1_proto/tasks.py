@@ -229,6 +229,16 @@ class Task(StrictMessage):
         return list(self.prompt)
 
 
+def added_system_prompt(task: Task, of_run: str | None) -> str | None:
+    """Return the system prompt that goes before a task's dialogue; None where it has its own.
+
+    Args:
+        task: has the dialogue.
+        of_run: `env.system_prompt`.
+    """
+    return None if task.messages()[0].role == "system" else of_run
+
+
 class RolloutKey(Message):
     """Names one attempt at one sample: run / incarnation / group / sample / attempt."""
 

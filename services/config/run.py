@@ -277,6 +277,11 @@ class Config(StrictConfig):
             return read_token(self.agent.token_file, "agent.token_file")
         return find_token(self.run)
 
+    @property
+    def system_prompt(self) -> str | None:
+        """System prompt of the loop of `[env]`; None where an agent brings its own."""
+        return self.env.system_prompt if self.agent is None else None
+
     def prompt_order(self) -> PromptOrder:
         """Read the training data, as the learner does.
 

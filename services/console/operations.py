@@ -187,6 +187,11 @@ async def drain_server(registry: Registry, name: str, timeout_s: float) -> list[
     return [one for one in servers if one.server_id != name]
 
 
+def may_stop(folder: Path) -> bool:
+    """Return whether a launcher of this machine runs a run, which `stop_run` asks."""
+    return running_launcher(folder) is not None
+
+
 def stop_run(folder: Path) -> None:
     """Ask the launcher of a run to stop it in order, as Ctrl-C in its terminal does.
 

@@ -49,6 +49,7 @@ def add_services(app: FastAPI, runs: Runs) -> None:
         run = await run_in_threadpool(runs.run, name)
         told = STOP_DONE if done == STOP else ACTIONS[done].done if done in ACTIONS else ""
         values: dict[str, Any] = {"run": run, "told": told, "problem": "", "since": since}
+        values["may_stop"] = await run_in_threadpool(operations.may_stop, run.folder)
         try:
             async with connected(run) as (broker, registry):
                 values |= {
@@ -130,6 +131,20 @@ async def _weights(run: Run, tool: str) -> Mapping[str, float | None]:
     return {version: state.weights.get(version) for version in versions}
 
 
+def _why_no_redis(run: Run) -> str:
+    if run.state.has_ended:
+        return "the run is not running, and its Redis has stopped with it"
+    if run.state.is_running:
+        return (
+            "the Redis of this run is known only where the run was started; `agent-r1 ui` there "
+            "shows its services"
+        )
+    return (
+        "no launcher on this machine runs it, so its Redis has stopped with it or is elsewhere; "
+        "where it runs, `agent-r1 ui` shows its services"
+    )
+
+
 @asynccontextmanager
 async def connected(run: Run) -> AsyncGenerator[tuple[Broker, ToolRegistry]]:
     """Connect to the Redis of a run, and to the tools that it calls.
@@ -142,7 +157,7 @@ async def connected(run: Run) -> AsyncGenerator[tuple[Broker, ToolRegistry]]:
     settings = run.config.run
     url = redis_of(run.folder, run.config)
     if url is None:
-        raise ValueError("the run is not running, and its Redis has stopped with it")
+        raise ValueError(_why_no_redis(run))
     await check_redis(url, settings.id, "redis.url")
     try:
         async with (

@@ -28,10 +28,10 @@ from agent_r1.console.trajectory_view import (
     Texts,
     agents_of,
     filled,
-    prompt_messages,
     shades,
 )
 from agent_r1.runs.index import COMPONENT, SORTED, RunIndex
+from agent_r1.runs.record import prompt_messages
 from agent_r1.runs.run import Run
 from agent_r1.runs.store import StoredFile, StoredTrajectory, stored_files
 from agent_r1.runtime.imports import MissingPackageError
@@ -224,7 +224,7 @@ class _Pages:
             json=f"{request.url.path}/json",
             is_sample=run.file(file).evaluation is None,
             facts=_facts(record, run.file(file).evaluation),
-            prompt=prompt_messages(record),
+            prompt=[(one.role, one.shown()) for one in prompt_messages(record)],
             first_turn=min(turn, max(0, len(record["turns"]) - 1)),
             texts=Texts(),
             reasons=Texts(REASON_BYTES),

@@ -20,7 +20,6 @@ from markupsafe import Markup, escape
 
 from agent_r1.runs.store import Tokens
 from agent_r1.runtime.unicode import escaped, escaped_line, repair_text
-from agent_r1_proto.tasks import ChatMessage
 
 TEXT_BYTES = 90_000
 """Bytes of texts on a page, as HTML."""
@@ -81,23 +80,20 @@ CALL = {"version": "", "instance": "", "attempt": 0, "latency_ms": 0.0, "text": 
 def filled(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record of any version with what the page asks for, and its replies in two kinds.
 
-    A reply that is the result of its call, as the call has it, is left out.
+    A reply that is the result of its call, as the call has it, is left out. Turns have `agent`, the
+    name of who wrote them, where there are several agents; "" where there is one.
     """
     turns: list[dict[str, Any]] = []
+    agents = [one["name"] for one in record.get("lineages") or ()]
     for turn in record["turns"]:
+        agent = agents[turn.get("lineage", 0)] if len(agents) > 1 else ""
         calls = [{"process_reward": None, **CALL, **call} for call in turn["calls"]]
         results = dict(enumerate(call["text"] for call in calls))
         replies = [
             one for one in turn.get("replies") or () if one["content"] != results.get(one["call"])
         ]
-        turns.append({**TURN, **turn, "calls": calls, "replies": replies})
+        turns.append({**TURN, **turn, "agent": agent, "calls": calls, "replies": replies})
     return {"reward": None, "payload": {}, "version_spans": [], **record, "turns": turns}
-
-
-def prompt_messages(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return role and text of each message of the prompt."""
-    found = map(ChatMessage.model_validate, record["prompt"])
-    return [(message.role, message.shown()) for message in found]
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from rich.console import Console
 from rich.text import Text
 
+from agent_r1.runs.record import prompt_messages
 from agent_r1.runtime.unicode import escaped_line
 from agent_r1_proto.parts import Content, shown_text
 
@@ -129,10 +130,10 @@ def print_transcript(
         console: prints.
         control: matches the control tokens of the model; None where they are not known.
     """
-    for message in record["prompt"]:
-        calls = [json.dumps(call) for call in message.get("tool_calls", ())]
-        text = "\n".join([_text(message["content"]), *calls])
-        _block(console, f"{message['role']}: {text}", PROMPT_STYLE)
+    for message in prompt_messages(record):
+        calls = [json.dumps(call.model_dump()) for call in message.tool_calls]
+        text = "\n".join([shown_text(message.content), *calls])
+        _block(console, f"{message.role}: {text}", PROMPT_STYLE)
         _spelled_out(console, text, control)
     answers = (record.get("payload") or {}).get("answers")
     if answers:

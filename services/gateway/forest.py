@@ -84,6 +84,13 @@ class TurnNode:
     """The client has had all of it: its last byte was written, or a later request repeats it."""
     children: list[TurnNode] = field(default_factory=list["TurnNode"])
 
+    def root(self) -> TurnNode:
+        """Return the turn with which its dialogue began."""
+        turn = self
+        while turn.parent is not None:
+            turn = turn.parent
+        return turn
+
     def context(self) -> list[int]:
         """Return the tokens before its first sampled token, to the beginning of its sequence."""
         pieces = [self.prompt]
@@ -184,9 +191,10 @@ class Forest:
         equals = self._asked.get(digests[-1], [])
         if parent is None and equals:
             parent, lineage = equals[0].parent, equals[0].lineage
-        elif parent is None and own:  # rewritten: it comes after the last turn that it still has
-            parent = own[max(own)]
-            lineage = parent.lineage
+        elif parent is None:  # rewritten: it comes after the last turn that it still has
+            still = [turn for turn in own.values() if _may_go_on(turn, asked)]
+            parent = still[-1] if still else None
+            lineage = lineage if parent is None else parent.lineage
         wanted = asked.limits, asked.constrained
         return Place(
             asked=digests[-1],
@@ -210,7 +218,8 @@ class Forest:
         may send only the end of it. `new` where no answer is known, or it may be a coincidence."""
         for message in reversed(asked.messages):
             if message.role == "assistant" and len(message.shown()) >= TELLING_CHARS:
-                turns = self._texts.get(_spoken_key(message), [])
+                said = self._texts.get(_spoken_key(message), [])
+                turns = [turn for turn in said if _may_go_on(turn, asked)]
                 if turns:
                     return turns[-1].lineage
         return new
@@ -437,6 +446,12 @@ def _heard(
     """Return which of the turns that say what a message says the client has had; an empty message
     is no sign of it, since clients write some themselves."""
     return [turn for turn in turns if turn.delivered or turn is named or message.shown()]
+
+
+def _may_go_on(turn: TurnNode, asked: Asked) -> bool:
+    """Return whether a request may be of the dialogue of a turn that its history has: one without
+    tools, such as a summary, is quoted by an agent that has some, and not gone on with."""
+    return not asked.tools or bool(turn.root().offered)
 
 
 def _best(turns: Sequence[TurnNode]) -> TurnNode:

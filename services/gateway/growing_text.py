@@ -38,7 +38,7 @@ class GrowingText:
             return ""
         return next((stop for stop in self._stop if self._text.startswith(stop, self.cut)), "")
 
-    def add(self, token_ids: Sequence[int], cut: int | None = None) -> str:
+    def add(self, token_ids: Sequence[int]) -> str:
         """Append tokens, and return the text that may be shown."""
         self._ids += token_ids
         ids = self._ids[: -1 if self._chat.is_ended(self._ids) else None]
@@ -51,7 +51,6 @@ class GrowingText:
             found = [at for stop in self._stop if (at := self._text.find(stop, searched)) >= 0]
             if found and self.cut is None:
                 self.cut = min(found)
-        self.cut = self.cut if cut is None else cut
         return self._tell(len(self._text) - self._held)
 
     def finish(self) -> str:

@@ -103,8 +103,9 @@ class PromptWriter:
         if length >= limit:
             raise WireError(
                 "context_full",
-                f"the messages have {length} tokens or more, and the context holds {limit} "
-                "(model.max_context) with what is sampled; shorten the history",
+                # The first words are OpenAI's: some agents look for them, and for no code.
+                f"This model's maximum context length is {limit} tokens (model.max_context) with "
+                f"what is sampled, and the messages have {length} or more; shorten the history",
                 param="messages",
                 tokens=(length, limit),
             )

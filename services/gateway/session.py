@@ -430,10 +430,10 @@ class AgentSession:
         try:
             text = GrowingText(self._chat, asked.stop)
             length = len(node.context())
-            cached = 0 if node.begins else length - len(node.prompt)
+            cached = length - len(node.prompt)
             await queue.put(Begun(choice, node.number, node.opening, length, cached))
             if node.token_ids:
-                shown = text.add(node.token_ids, node.shown)
+                shown = text.add(node.token_ids)
                 await queue.put(Said(choice, shown, tuple(node.token_ids), tuple(node.logprobs)))
             if node.finish_reason is None:
                 async for part in self._sample(node, asked):

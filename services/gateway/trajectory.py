@@ -32,6 +32,7 @@ SIDE_CALL = "side_call"
 CONSTRAINED = "constrained"
 """The request forced what was written."""
 _WORD = re.compile(r"\S+")
+_NO_WORD = re.compile(r"<[^<>]*>|\\[nrt]|\W")
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Credit:
 
     def is_side_call(self, turn: TurnNode) -> bool:
         """Return whether the instructions before a turn are those of a side call."""
-        return any(re.search(one, root_of(turn).instructions) for one in self.side_calls)
+        return any(re.search(one, turn.root().instructions) for one in self.side_calls)
 
 
 @dataclass
@@ -63,13 +64,6 @@ class _Strand:
                 sequence.append(turn)
                 return
         self.sequences.append([turn])
-
-
-def root_of(turn: TurnNode) -> TurnNode:
-    """Return the turn with which the dialogue of a turn began."""
-    while turn.parent is not None:
-        turn = turn.parent
-    return turn
 
 
 def exclusions(turns: Iterable[TurnNode], credit: Credit) -> dict[TurnNode, str]:
@@ -107,7 +101,7 @@ def main_lineage(turns: Iterable[TurnNode], credit: Credit) -> int:
     sampled = [turn for turn in turns if turn.token_ids]
     work = [turn for turn in sampled if not credit.is_side_call(turn)] or sampled
     had = [turn for turn in work if turn.delivered] or work
-    with_tools = (turn.lineage for turn in had if root_of(turn).offered)
+    with_tools = (turn.lineage for turn in had if turn.root().offered)
     if (first := next(with_tools, None)) is not None:
         return first
     asked = {(turn.lineage, turn.asked) for turn in had}
@@ -130,10 +124,10 @@ def join_compacted(session: AgentSession, chat: ChatFormat) -> None:
     begun = list(lineages.values())
     if not begun:
         return
-    agent = next((turns for turns in begun if root_of(turns[-1]).offered), begun[0])
+    agent = next((turns for turns in begun if turns[-1].root().offered), begun[0])
     for turns in begun[begun.index(agent) + 1 :]:
         last, first = agent[-1], turns[0]
-        if last.number > first.number or not _is_same_agent(root_of(last), first):
+        if last.number > first.number or not _is_same_agent(last.root(), first):
             continue
         if not first.offered and last.parent is None:
             continue
@@ -141,7 +135,7 @@ def join_compacted(session: AgentSession, chat: ChatFormat) -> None:
         for side in begun:
             if not side[0].offered and last.number < side[0].number:
                 answers += [turn for turn in side if turn.number < first.number]
-        read = chat.decode(first.context())
+        read = _plain(chat.decode(first.context()))
         if any(_summary(one) and _summary(one) in read for one in answers):
             for turn in turns:
                 turn.lineage = last.lineage
@@ -160,7 +154,7 @@ def _is_same_agent(one: TurnNode, other: TurnNode) -> bool:
     if lines[:1] != others[:1]:
         return False
     common = set(lines) & set(others)
-    return lines == others or 2 * len(common) > max(len(set(lines)), len(set(others)))
+    return 2 * len(common) > max(len(set(lines)), len(set(others)))
 
 
 def _lines(turn: TurnNode) -> list[str]:
@@ -173,8 +167,13 @@ def _without_digits(word: re.Match[str]) -> str:
 
 
 def _summary(turn: TurnNode) -> str:
-    text = "" if turn.said is None else shown_text(turn.said.content).strip()
+    text = "" if turn.said is None else _plain(shown_text(turn.said.content))
     return text if len(text) >= TELLING_CHARS else ""
+
+
+def _plain(text: str) -> str:
+    """Return the words of a text, however it is quoted: without tags, indented, or as JSON."""
+    return " ".join(_NO_WORD.sub(" ", text).split())
 
 
 def last_main_turn(session: AgentSession, credit: Credit) -> TurnNode | None:

@@ -325,8 +325,8 @@ class LearnerConfig(ObjectiveConfig):
     """Trajectories of each batch, of its failures and of each evaluation set that are stored in
     `trajectories/`, with every token: so many, or `all`."""
     trajectories_max_gib: PositiveFloat = 10.0
-    """Largest size of `trajectories/`, in GiB. Where it is reached, the oldest steps are removed;
-    evaluations and the newest step stay."""
+    """Largest size of `trajectories/`, in GiB. Where it is reached, the oldest steps and
+    evaluations are removed; the newest step stays."""
 
     @property
     def stored_limit(self) -> int | None:

@@ -229,7 +229,7 @@ class Evaluations:
         self._metrics |= values
         folder.write_scalars(evaluation.step, values)
         folder.write_evaluation(evaluation.step, evaluation.name, evaluation.record())
-        stored = _stored(evaluation, self._spec.learner.stored_limit)
+        stored = _stored(evaluation, self._spec.learner.stored_limit, self._spec.system_prompt)
         folder.write_trajectories(f"eval_{evaluation.label}", stored)
         if evaluation.name == "after":
             folder.write_answers(map(_answer, evaluation.results))
@@ -284,7 +284,9 @@ def _means(values: Mapping[str, float]) -> str:
     return ",".join(f"{name}:{value:.3f}" for name, value in values.items()) or "none"
 
 
-def _stored(evaluation: Evaluation, per_set: int | None) -> Iterator[StoredTrajectory]:
+def _stored(
+    evaluation: Evaluation, per_set: int | None, system_prompt: str | None
+) -> Iterator[StoredTrajectory]:
     """Render the first answers of each set (None: all): the same questions at every evaluation."""
     shown = Counter[str]()
     for result in evaluation.results:
@@ -292,7 +294,13 @@ def _stored(evaluation: Evaluation, per_set: int | None) -> Iterator[StoredTraje
         if result.scored is None or (per_set is not None and shown[name] >= per_set):
             continue
         shown[name] += 1
-        record = readable(result.scored, step=evaluation.step, advantage=None, trained=False)
+        record = readable(
+            result.scored,
+            step=evaluation.step,
+            advantage=None,
+            trained=False,
+            system_prompt=system_prompt,
+        )
         yield StoredTrajectory(record, Tokens.of(result.scored.trajectory))
 
 

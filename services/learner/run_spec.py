@@ -35,6 +35,8 @@ class RunSpec:
     resolved_config: Mapping[str, Any]
     """Configuration of the run, every table, without secrets."""
     resume: bool
+    system_prompt: str | None = None
+    """`env.system_prompt`, where the loop of `[env]` samples; an agent has its own."""
     max_segments: int = 1
     """Most segments of one trajectory."""
     take_over: bool = False

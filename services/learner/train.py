@@ -280,9 +280,12 @@ class Learner:
         self._stop_signal = stop_signal = StopSignal()
         try:
             async with serve_learner(spec.learner.server, find_token(spec.run)) as server:
-                add_store_routes(server.app, spec.folder.path)
+                followers = add_store_routes(server.app, spec.folder.path)
                 on_up(server.url)
-                return await self._train(stop_signal, server)
+                try:
+                    return await self._train(stop_signal, server)
+                finally:
+                    await followers.have_all()
         except StopRequested:
             logger.info("stopped before training began")
             return INTERRUPTED

@@ -9,6 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
+
+from agent_r1.runs.record import prompt_messages
 from agent_r1.runs.store import StoredTrajectory, Tokens
 from agent_r1_proto.parts import Content, StoredImage, shown_text
 from agent_r1_proto.tasks import ChatMessage
@@ -43,7 +46,9 @@ def atif_document(stored: StoredTrajectory, *, version: str, model: str | None) 
             "session_id": record["rollout_id"],
             "trajectory_id": f"{record['rollout_id']}/{number}",
             "agent": {"name": agent["name"], "version": version, "model_name": model},
-            "steps": _numbered([*(_prompt(record["prompt"]) if number == 0 else ()), *steps]),
+            "steps": _numbered(
+                [*(_prompt(prompt_messages(record)) if number == 0 else ()), *steps]
+            ),
             "extra": {
                 name: agent[name] for name in ("parent", "excluded", "policy") if agent.get(name)
             },
@@ -72,11 +77,10 @@ def _numbered(steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"step_id": number, **step} for number, step in enumerate(steps, start=1)]
 
 
-def _prompt(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def _prompt(messages: Sequence[ChatMessage]) -> Iterator[dict[str, Any]]:
     """Yield the steps of a prompt; a tool's message is an observation of the step before it."""
     steps: list[dict[str, Any]] = []
-    for number, fields in enumerate(messages):
-        message = ChatMessage.model_validate(fields)
+    for number, message in enumerate(messages):
         content = _content(message.content)
         calls = [
             {
@@ -153,13 +157,14 @@ def _steps(turns: Sequence[Mapping[str, Any]], tokens: Tokens | None) -> Iterato
 
 def _metrics(turn: Mapping[str, Any], tokens: Tokens | None) -> dict[str, Any]:
     start, end = turn["start"], turn["end"]
+    metrics: dict[str, Any] = {"completion_tokens": end - start}
     if tokens is None:
-        return {"completion_tokens": end - start}
-    return {
-        "completion_tokens": end - start,
-        "completion_token_ids": tokens.token_ids[start:end].tolist(),
-        "logprobs": tokens.rollout_logprobs[start:end].tolist(),
-    }
+        return metrics
+    metrics["completion_token_ids"] = tokens.token_ids[start:end].tolist()
+    logprobs = tokens.rollout_logprobs[start:end]
+    if np.isfinite(logprobs).all():  # the format has numbers alone, and JSON no others
+        metrics["logprobs"] = logprobs.tolist()
+    return metrics
 
 
 def _content(content: Content) -> str | list[dict[str, Any]]:

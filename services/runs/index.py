@@ -15,15 +15,16 @@ import sqlite3
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from agent_r1.runs.record import prompt_messages
 from agent_r1.runs.store import FLAT, StoredFile, StoredTrajectory, flat_row, stored_files
 from agent_r1.runtime.files.private import private_folder
 from agent_r1_proto.parts import shown_text
-from agent_r1_proto.tasks import ChatMessage
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +81,16 @@ _SCHEMA = [
 # Each is a word of its own: these scripts write no spaces, and FTS5 would take a line for a word.
 _IDEOGRAPH = re.compile("([\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff])")
 
+_NO_DAMAGE = frozenset(
+    {
+        *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_LOCKED),
+        *(sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY),
+    }
+)
+"""Errors of the place of an index, which building it anew would not mend."""
+P = ParamSpec("P")
+T = TypeVar("T")
+
 Range = tuple[float | None, float | None]
 """Lowest and highest value, both included; None: no bound."""
 
@@ -107,23 +118,50 @@ def cache_folder() -> Path:
     return Path(base).expanduser() / "agent-r1" / "runs"
 
 
+def _mending(
+    ask: Callable[Concatenate[RunIndex, P], T],
+) -> Callable[Concatenate[RunIndex, P], T]:
+    """Let a question build a damaged index anew, once: only a read finds damage of later pages."""
+
+    @wraps(ask)
+    def asked(self: RunIndex, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return ask(self, *args, **kwargs)
+        except sqlite3.DatabaseError as exc:
+            self.replace(exc)
+        with self.usable():
+            self.refresh()
+            return ask(self, *args, **kwargs)
+
+    return asked
+
+
 class RunIndex:
     """The index of one run folder; use it in one thread at a time.
+
+    A damaged one is built anew.
 
     Args:
         run_folder: of the run.
         cache: folder of the indexes; the user's by default.
+
+    Raises:
+        ValueError: here and in every method, the folder cannot be used.
     """
 
     def __init__(self, run_folder: Path, cache: Path | None = None) -> None:
         self._run_folder = run_folder.resolve()
         folder = cache or cache_folder()
-        private_folder(folder)
         digest = hashlib.blake2b(str(self._run_folder).encode(), digest_size=8).hexdigest()
         self.path = folder / f"{self._run_folder.name}-{digest}.sqlite"
         """File of the index."""
         self._files: dict[str, StoredFile] = {}
-        self._db = self._open()
+        with self.usable():
+            private_folder(folder)
+            try:
+                self._db = self._connect()
+            except sqlite3.DatabaseError as exc:
+                self.replace(exc)
 
     def close(self) -> None:
         """Close the file."""
@@ -151,6 +189,14 @@ class RunIndex:
         Returns:
             The number of files that are left.
         """
+        try:
+            return self._refresh(limit_s, is_first)
+        except sqlite3.DatabaseError as exc:
+            self.replace(exc)
+        with self.usable():
+            return self._refresh(limit_s, is_first)
+
+    def _refresh(self, limit_s: float | None, is_first: Callable[[StoredFile], bool] | None) -> int:
         started = time.monotonic()
         self._files = {file.path.name: file for file in reversed(stored_files(self._run_folder))}
         stamps = {name: stamp for name, file in self._files.items() if (stamp := _stamp(file))}
@@ -212,6 +258,7 @@ class RunIndex:
 
     # Questions
 
+    @_mending
     def rows(self, query: Query) -> list[dict[str, Any]]:
         """Return a page of rows: FLAT, `components`, `tools`, and `file` and `row` for `read`.
 
@@ -221,6 +268,7 @@ class RunIndex:
         sql, values = _select(query)
         return self._rows([key for (key,) in self._all(sql, *values)])
 
+    @_mending
     def groups(
         self, steps: Range, *, limit: int = MAX_ROWS, offset: int = 0
     ) -> list[dict[str, Any]]:
@@ -241,6 +289,7 @@ class RunIndex:
         values = (*_bounds(steps), limit, offset)
         return [dict(zip(names, row, strict=True)) for row in self._all(sql, *values)]
 
+    @_mending
     def flipped(
         self, before: str, after: str, *, limit: int = MAX_ROWS, offset: int = 0
     ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
@@ -266,6 +315,7 @@ class RunIndex:
         found = iter(self._rows([key for pair in pairs for key in pair]))
         return list(zip(found, found, strict=True))
 
+    @_mending
     def values(self, column: str) -> list[Any]:
         """Return the values that a column of EQUAL has, or the names of tools and components.
 
@@ -317,18 +367,38 @@ class RunIndex:
 
     # SQLite
 
-    def _open(self) -> sqlite3.Connection:
-        try:
-            return self._connect()
-        except sqlite3.DatabaseError as exc:
-            if isinstance(exc, sqlite3.OperationalError):
-                raise ValueError(
-                    f"the index {self.path} cannot be opened ({exc}); set XDG_CACHE_HOME to a "
-                    "folder on this machine that you can write to"
-                ) from exc
-            for suffix in ("", "-wal", "-shm"):  # it is damaged, and can be built again
+    def replace(self, damage: sqlite3.DatabaseError) -> None:
+        """Open an empty index in the place of a damaged one.
+
+        Raises:
+            ValueError: it is not damaged: its folder cannot be used.
+        """
+        with self.usable():
+            code = getattr(damage, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
+            if isinstance(damage, sqlite3.ProgrammingError) or code & 0xFF in _NO_DAMAGE:
+                raise damage
+            logger.warning("the index is damaged and built anew path=%s: %s", self.path, damage)
+            self._db.close()
+            for suffix in ("", "-wal", "-shm"):
                 self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
-            return self._connect()
+            self._db = self._connect()
+
+    @contextmanager
+    def usable(self) -> Iterator[None]:
+        """Say what to do where the folder of the index cannot be used.
+
+        Raises:
+            ValueError: it cannot.
+        """
+        try:
+            yield
+        except sqlite3.ProgrammingError:
+            raise  # our own mistake
+        except (sqlite3.DatabaseError, OSError) as exc:
+            raise ValueError(
+                f"the index {self.path} cannot be used ({exc}); free space there, or set "
+                "XDG_CACHE_HOME to a folder on this machine that you can write to"
+            ) from exc
 
     def _connect(self) -> sqlite3.Connection:
         self._db = sqlite3.connect(
@@ -353,7 +423,8 @@ class RunIndex:
         try:
             yield
         except BaseException:
-            self._db.execute("ROLLBACK")
+            with suppress(sqlite3.Error):  # a full disk has ended it already
+                self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
 
@@ -454,7 +525,7 @@ def _spaced(text: str) -> str:
 def searched_text(record: Mapping[str, Any]) -> str:
     """Return what a search looks through: prompt, turns, calls, results, the extracted answer."""
     found = [record["task_id"], record["reason"], (record.get("reward") or {}).get("prediction")]
-    found += [ChatMessage.model_validate(message).shown() for message in record["prompt"]]
+    found += [message.shown() for message in prompt_messages(record)]
     for turn in record["turns"]:
         found.append(turn["text"])
         for call in turn["calls"]:

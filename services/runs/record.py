@@ -16,6 +16,7 @@ import numpy.typing as npt
 from agent_r1_proto.messages import Message
 from agent_r1_proto.parts import shown_text
 from agent_r1_proto.rewards import ScoreCall, ScoredTrajectory, ScoreTurn
+from agent_r1_proto.tasks import ChatMessage, added_system_prompt
 from agent_r1_proto.trajectory import Reply, ToolCallRecord, Turn
 
 
@@ -58,6 +59,13 @@ def main_turns(stored: Sequence[Mapping[str, Any]]) -> list[ScoreTurn]:
     return [score_turn(turn) for turn in stored if turn.get("lineage", 0) == 0]
 
 
+def prompt_messages(record: Mapping[str, Any]) -> list[ChatMessage]:
+    """Return the dialogue before the first turn of a stored trajectory, of any version."""
+    told = record.get("system_prompt")
+    own = [] if told is None else [ChatMessage(role="system", content=told)]
+    return [*own, *map(ChatMessage.model_validate, record["prompt"])]
+
+
 def _of(message: type[Message], stored: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is stored of a message's fields."""
     return {name: stored[name] for name in message.model_fields if name in stored}
@@ -70,6 +78,7 @@ def readable(
     advantage: float | None,
     trained: bool,
     staleness: int | None = None,
+    system_prompt: str | None = None,
 ) -> dict[str, Any]:
     """Render one trajectory for people.
 
@@ -79,6 +88,7 @@ def readable(
         advantage: what it was trained with; None when it was not.
         trained: False for failed and evaluation trajectories.
         staleness: age of what was trained, in learner steps.
+        system_prompt: that of the run (`env.system_prompt`).
     """
     trajectory, reward = scored.trajectory, scored.reward
     rollout = trajectory.rollout
@@ -93,6 +103,7 @@ def readable(
         "task_id": rollout.task.id,
         "metadata": rollout.task.metadata,
         "payload": rollout.task.payload,
+        "system_prompt": added_system_prompt(rollout.task, system_prompt),
         "prompt": [message.model_dump() for message in rollout.task.messages()],
         "status": trajectory.status,
         "reason": trajectory.reason,

@@ -7,19 +7,23 @@ from its own folder, also when the learner is gone.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import hashlib
 import logging
 import os
+import secrets
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Annotated
 
 import httpx
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI, HTTPException, Query
 from fastapi.responses import FileResponse, Response
+from starlette.concurrency import run_in_threadpool
 
 from agent_r1.runs.index import cache_folder
 from agent_r1.runtime.files.private import private_folder
@@ -57,6 +61,10 @@ POLL_S = 2.0
 """Time between two looks at a learner."""
 FIRST_LOOK_S = STOP_S = 5.0
 """Longest wait for the first look, and for a fetch under way when a mirror ends."""
+FOLLOWED_S = 10.0
+"""Time since its last look for which a mirror is waited for."""
+LAST_LOOK_S = 6.0
+"""Longest wait of a learner that has ended for mirrors that lack what it wrote last."""
 TIMEOUT = httpx.Timeout(15.0, connect=5.0)
 OVERLAP = 1024
 """Bytes of a file that grows that are fetched again: others there mean that it was written anew."""
@@ -110,13 +118,60 @@ def _files(folder: Path, below: str) -> Iterator[RunFile]:
                     yield RunFile(path=path, size_bytes=size, modified_ns=modified)
 
 
-def add_store_routes(app: FastAPI, folder: Path) -> None:
+def digest_of(files: Iterable[RunFile]) -> str:
+    """Return a digest of names, sizes and times of files."""
+    lines = sorted(f"{one.path} {one.size_bytes} {one.modified_ns}" for one in files)
+    return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
+
+
+class Followers:
+    """The mirrors of a run folder, as they ask for it, and whether they have all of it."""
+
+    def __init__(self) -> None:
+        self._asked_at: dict[str, float] = {}
+        self._behind: set[str] = set()
+        self._none_behind = asyncio.Event()
+
+    def note(self, mirror: str, *, has_all: bool) -> None:
+        """Note that a mirror has asked, and whether it has every file as it is now."""
+        now = time.monotonic()
+        self._asked_at[mirror] = now
+        self._asked_at = {m: at for m, at in self._asked_at.items() if now - at < FOLLOWED_S}
+        if has_all:
+            self._behind.discard(mirror)
+        if not self._behind:
+            self._none_behind.set()
+
+    async def have_all(self) -> None:
+        """Wait until those that ask have what was written last: nobody serves it later."""
+        now = time.monotonic()
+        self._behind = {m for m, at in self._asked_at.items() if now - at < FOLLOWED_S}
+        if not self._behind:
+            return
+        self._none_behind.clear()
+        try:
+            await asyncio.wait_for(self._none_behind.wait(), LAST_LOOK_S)
+        except TimeoutError:
+            logger.warning(
+                "consoles that follow this run may lack its end mirrors=%d waited_s=%g",
+                len(self._behind),
+                LAST_LOOK_S,
+            )
+
+
+def add_store_routes(app: FastAPI, folder: Path) -> Followers:
     """Serve the files of a run folder, to be read only."""
-    folder = folder.resolve()
+    folder, followers = folder.resolve(), Followers()
 
     @app.get(LIST_PATH)
-    def listing() -> Response:
-        return json_response(list_files(folder))
+    async def listing(
+        mirror: Annotated[str, Query(max_length=64)] = "",
+        has: Annotated[str, Query(max_length=64)] = "",
+    ) -> Response:
+        listed = await run_in_threadpool(list_files, folder)
+        if mirror:
+            followers.note(mirror, has_all=has == digest_of(listed.files))
+        return json_response(listed)
 
     @app.get("/run/store/{path:path}", response_class=FileResponse)
     def file(path: str) -> Response:
@@ -130,6 +185,7 @@ def add_store_routes(app: FastAPI, folder: Path) -> None:
     describe(
         app, (Route(LIST_PATH, "get", answer=RunFiles), Route(FILE_PATH, "get", errors=errors))
     )
+    return followers
 
 
 class Mirror:
@@ -139,6 +195,9 @@ class Mirror:
         url: base URL of the learner's server.
         token: the run token.
         cache: folder of the mirrors; the user's by default.
+
+    Raises:
+        ValueError: the folder cannot be used.
     """
 
     def __init__(self, url: str, token: RunToken | None, cache: Path | None = None) -> None:
@@ -146,11 +205,18 @@ class Mirror:
         digest = hashlib.blake2b(self.url.encode(), digest_size=8).hexdigest()
         self.folder = (cache or cache_folder().with_name("mirrors")) / digest
         """Folder of the runs, each under its own name."""
-        private_folder(self.folder)
+        try:
+            private_folder(self.folder)
+        except OSError as exc:
+            raise ValueError(
+                f"the folder {self.folder} cannot be used ({exc}); set XDG_CACHE_HOME to a folder "
+                "on this machine that you can write to"
+            ) from exc
         self._client = httpx.Client(
             headers=token_headers(token), timeout=TIMEOUT, trust_env=False, base_url=self.url
         )
         self._stop = threading.Event()
+        self._id = secrets.token_hex(8)
         self._run = ""
         self._answered_at: float | None = None
         self._problem = ""
@@ -183,7 +249,7 @@ class Mirror:
         def follow() -> None:
             self.refresh()
             looked.set()
-            while not self._stop.wait(POLL_S):
+            while not self._stop.wait(0 if self._left and not self._problem else POLL_S):
                 self.refresh()
 
         thread = threading.Thread(target=follow, name="mirror", daemon=True)
@@ -201,11 +267,13 @@ class Mirror:
         self._client.close()
 
     def refresh(self) -> None:
-        """Fetch what is new, and note it where that fails."""
+        """Fetch what is new for a while, and note it where that fails."""
         try:
             with (self.folder / ".lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # several consoles may follow one learner
-                self._fetch_all()
+                if self._fetch_new():
+                    # At once: the learner waits for those that lack what it wrote last.
+                    self._fetch_new()
         except (httpx.HTTPError, ValueError, OSError) as exc:
             self._note(_explain(exc))
         else:
@@ -216,8 +284,11 @@ class Mirror:
             logger.warning("the learner cannot be followed url=%s: %s", self.url, problem)
         self._problem = problem
 
-    def _fetch_all(self) -> None:
-        answer = self._client.get(LIST_PATH).raise_for_status()
+    def _fetch_new(self) -> bool:
+        """Fetch what is new, for POLL_S at most; return whether anything was."""
+        own = list_files(self.folder / self._run).files if self._run else []
+        asked = {"mirror": self._id, "has": digest_of(own)}
+        answer = self._client.get(LIST_PATH, params=asked).raise_for_status()
         listed = RunFiles.model_validate_json(answer.content)
         if Path(listed.name).name != listed.name or listed.name in ("", ".", ".."):
             raise ValueError(f"its run folder has the name {listed.name!r}, which is none")
@@ -225,20 +296,25 @@ class Mirror:
         folder = self.folder / listed.name
         for below in FOLDERS:
             private_folder(folder / below)
+            for half in (folder / below).glob(".*.tmp"):  # what a crash has left
+                half.unlink(missing_ok=True)
         known = {one.path: one for one in list_files(folder).files}
         wanted = {one.path: one for one in listed.files if _is_served(one.path)}
         new = [one for path, one in wanted.items() if known.get(path) != one]
         self._run, self._left = listed.name, len(new)
         for path in known.keys() - wanted.keys():
             (folder / path).unlink(missing_ok=True)
+        until = time.monotonic() + POLL_S
         for one in new:
-            if self._stop.is_set():
-                return
+            # What the learner writes last must not wait for all that it wrote before.
+            if self._stop.is_set() or time.monotonic() > until:
+                break
             if one.path in GROWING and self._append(folder / one.path, one):
                 os.utime(folder / one.path, ns=(one.modified_ns, one.modified_ns))
             else:
                 self._fetch(folder / one.path, one)
             self._left -= 1
+        return bool(new)
 
     def _append(self, file: Path, one: RunFile) -> bool:
         """Add what a file lacks; False where it is not the beginning of the learner's."""

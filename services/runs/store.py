@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -232,16 +234,19 @@ def stored_files(run_folder: Path) -> list[StoredFile]:
 class TrajectoryStore:
     """Writes `trajectories/`, a file at a time, each whole or not at all.
 
-    With `max_gib`, the files of the oldest steps are removed when all together would be larger;
-    evaluations and the newest step stay.
+    Where the folder would be larger than `max_gib`, the oldest files are removed; the newest step
+    stays. Nobody else may be writing there: what a crash left half-written is removed.
     """
 
     def __init__(self, run_folder: Path, max_gib: float) -> None:
-        self._folder = run_folder
+        self._run_folder = run_folder
+        self._folder = run_folder / TRAJECTORIES_DIR
         self._max_gib = max_gib
-        self._sizes = {file: file.path.stat().st_size for file in stored_files(run_folder)}
+        self._warned = False
         self.removed_steps = 0
         """Steps whose files were removed since this start, for want of room."""
+        for half in self._folder.glob(".*.tmp"):
+            half.unlink(missing_ok=True)
 
     def write(self, name: str, trajectories: Iterable[StoredTrajectory]) -> None:
         """Write `trajectories/{name}.parquet`; nothing for no trajectories.
@@ -253,29 +258,44 @@ class TrajectoryStore:
         first = next(rows, None)
         if first is None:
             return
-        path = self._folder / TRAJECTORIES_DIR / f"{name}.parquet"
-        step, evaluation = STEP_FILE.fullmatch(name), EVALUATION_FILE.fullmatch(name)
-        file = StoredFile(path, int(step[1]) if step else None, evaluation and evaluation[1])
-        with replace_file(path) as output:
-            write_parquet(output, ((one, file.evaluation) for one in chain([first], rows)))
-        self._sizes[file] = path.stat().st_size
-        self._make_room(file)
+        evaluation = EVALUATION_FILE.fullmatch(name)
+        of_evaluation = None if evaluation is None else evaluation[1]
+        with replace_file(self._folder / f"{name}.parquet") as output:
+            write_parquet(output, ((one, of_evaluation) for one in chain([first], rows)))
+        self._make_room()
 
-    def _make_room(self, newest: StoredFile) -> None:
-        total, limit = sum(self._sizes.values()), self._max_gib * GIB
-        for file in [file for file in self._sizes if file.step is not None and file != newest]:
-            if total <= limit:
-                return
-            if not self.removed_steps:
+    def _make_room(self) -> None:
+        with os.scandir(self._folder) as entries:
+            sizes = {entry.name: entry.stat().st_size for entry in entries}
+        total, limit = sum(sizes.values()), self._max_gib * GIB
+        if total <= limit:
+            return
+        files = stored_files(self._run_folder)
+        newest = max((file.step for file in files if file.step is not None), default=None)
+        for file in sorted(files, key=_age):
+            if file.step is not None and file.step == newest:
+                continue
+            if not self._warned:
+                self._warned = True
                 logger.warning(
                     "trajectories/ has reached learner.trajectories_max_gib (%g): the oldest steps "
-                    "are removed from now on; the first is %s",
+                    "and evaluations are removed from now on; the first is %s",
                     self._max_gib,
                     file.path.name,
                 )
             file.path.unlink(missing_ok=True)
-            total -= self._sizes.pop(file)
-            self.removed_steps += 1
+            self.removed_steps += file.step is not None
+            total -= sizes.get(file.path.name, 0)
+            if total <= limit:
+                return
+
+
+def _age(file: StoredFile) -> tuple[float, bool]:
+    """Return a key that sorts files from the oldest on: by step, an evaluation after its step."""
+    if file.evaluation is None:
+        return file.step or 0, False
+    at = STEP_FILE.fullmatch(file.evaluation)
+    return int(at[1]) if at else 0 if file.evaluation == "before" else math.inf, True
 
 
 def remove_steps_after(run_folder: Path, step: int) -> None:

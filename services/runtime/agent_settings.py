@@ -113,6 +113,13 @@ class AgentSettings(StrictConfig):
             )
 
     @property
+    def program(self) -> str:
+        """Return the name of the command's program: of `sh -c SCRIPT NAME` the one that the script
+        starts, by that name, as "$0"."""
+        words = self.command or [""]
+        return words[3] if words[:2] == ["sh", "-c"] and len(words) == 4 else words[0]
+
+    @property
     def label(self) -> str:
         """Return the class, or the program with its arguments."""
         return self.type or " ".join(self.command or ["attached programs"])

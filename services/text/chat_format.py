@@ -46,7 +46,7 @@ from agent_r1.text.template_checks import (
 )
 from agent_r1.text.tool_formats import HERMES, ParsedCall, ToolFormat
 from agent_r1_proto.parts import StoredImage, with_images
-from agent_r1_proto.tasks import ChatMessage, Role, Task
+from agent_r1_proto.tasks import ChatMessage, Role, Task, added_system_prompt
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_proto.trajectory import Reply
 
@@ -117,8 +117,8 @@ def asked_dialogue(
         result: makes a message of the text of a result.
     """
     messages = task.messages()
-    if system_prompt is not None and messages[0].role != "system":
-        messages.insert(0, OwnMessage(role="system", content=system_prompt))
+    if (told := added_system_prompt(task, system_prompt)) is not None:
+        messages.insert(0, OwnMessage(role="system", content=told))
     asked = list(messages)
     while asked[-1].role == "tool":
         asked.pop()

@@ -341,9 +341,13 @@ asyncio.run(main())
     [
         ({"image": "agent-r1-no-such-image:1"}, "agent-r1-no-such-image"),
         ({"command": ["no-such-program"]}, r"cannot run agent\.command \(no-such-program\)"),
+        (
+            {"command": ["sh", "-c", 'exec "$0"', "no-such-program"]},
+            r"cannot run agent\.command \(no-such-program\)",
+        ),
         ({"engine": "unix:///no/such.sock"}, r"unix:///no/such\.sock"),
     ],
-    ids=["image", "program", "engine"],
+    ids=["image", "program", "program of a script", "engine"],
 )
 async def test_what_cannot_succeed_stops_the_start(
     platform: Platform, wrong: dict[str, Any], problem: str

@@ -192,14 +192,13 @@ async def test_a_program_that_fails_says_why():
     assert (crashed.exit, crashed.error) == ("failed", "ended by SIGSEGV")
 
 
-async def test_a_program_that_is_not_there_has_not_started():
-    async with running(command=["no-such-program"]) as tool:
-        end = await run(tool, attempt())
-    assert (end.exit, end.error) == (
-        "not_started",
-        "no-such-program: No such file or directory; install the program, or name its files in "
-        "agent.show",
-    )
+@pytest.mark.parametrize(
+    "command", [["no-such-program"], ["sh", "-c", 'exec "$0" --now', "no-such-program"]]
+)
+async def test_a_program_that_is_not_there_is_an_error_at_start(command: list[str]):
+    with pytest.raises(ValueError, match=r"agent\.command \(no-such-program\).*agent\.show"):
+        async with running(command=command):
+            pass
 
 
 async def test_a_program_gets_the_task_in_every_form_and_leaves_files(tmp_path: Path):

@@ -175,14 +175,13 @@ async def test_how_it_ends_says_what_is_trained(
     assert (trajectory.num_action_tokens > 0) == (status == "TRUNCATED")
 
 
-async def test_a_command_that_is_not_there_fails_and_costs_no_attempt(
+async def test_a_command_that_is_not_there_starts_no_service(
     chat: ChatFormat, broker: Broker, run_id: str
 ):
     config = AgentConfig(command=["no-such-program"], timeout_s=60.0)
-    async with agent_scene(broker, chat, searching(chat), config) as attempts:
-        trajectory = await attempts.run(rollout_task(run_id))
-    assert trajectory.status == "FAILED"
-    assert trajectory.reason.startswith("agent_not_started: no-such-program")
+    with pytest.raises(ValueError, match="no-such-program"):
+        async with agent_scene(broker, chat, searching(chat), config):
+            pass
 
 
 async def test_a_search_among_branches_is_refused(chat: ChatFormat, broker: Broker, run_id: str):

@@ -23,6 +23,7 @@ from agent_r1.gateway.session import SessionRules
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
 from agent_r1.text.chat_format import ChatFormat
+from agent_r1.tools.agents import attached as attached_agents
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask, Task
 from agent_r1_proto.trajectory import Trajectory
@@ -191,6 +192,29 @@ async def test_programs_of_others_ask_over_http(chat: ChatFormat, broker: Broker
             assert late.status_code == 410
     assert (trajectory.status, trajectory.turns[-1].answer) == ("COMPLETED", "6")
     assert await reward_of(trajectory) == 0.25
+
+
+async def test_a_program_that_has_gone_is_a_loss(
+    chat: ChatFormat, broker: Broker, run_id: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(attached_agents, "GONE_S", 0.5)
+    monkeypatch.setattr(attached_agents, "NOTICE_S", 0.1)
+    config = AgentConfig(attached=True, timeout_s=60.0)
+    async with (
+        agent_scene(broker, chat, mending(chat), config, rules=RULES) as attempts,
+        httpx.AsyncClient(base_url=str(attempts.agent.url), timeout=END_S) as client,
+    ):
+        running = asyncio.create_task(attempts.run(folder_task(run_id)))
+        given = (await client.post("/attempts")).json()
+        attempt = given["attempt"]
+        headers = {"authorization": f"Bearer {attempt['key']}"}
+        body = {"model": attempt["model"], "messages": [{"role": "user", "content": "Mend."}]}
+        assert (await client.get(f"/attempts/{given['id']}")).status_code == 200
+        url = f"{attempt['url']}/chat/completions"
+        (await client.post(url, json=body, headers=headers)).raise_for_status()
+        trajectory = await running
+    assert trajectory.status == "FAILED"
+    assert trajectory.reason.startswith("agent_lost: it was given back: its program has not asked")
 
 
 async def test_an_attempt_that_nobody_asks_for_is_no_fault_of_an_agent(

@@ -55,6 +55,7 @@ async def test_a_run_trains_every_step_and_leaves_a_complete_folder(
         evaluation={"sets": sets, "every": 2},
         checkpoint_every=2,
         keep_last=1,
+        system_prompt="Use the tools.",
     )
     engine = FakeEngine()
 
@@ -109,6 +110,8 @@ async def test_a_run_trains_every_step_and_leaves_a_complete_folder(
         *((step, None) for step in (1, 2, 3)),
         *((None, name) for name in ("after", "before", "step_000002")),
     ]
+    told = {one["system_prompt"] for file in stored_files(folder) for one in file.records()}
+    assert told == {"Use the tools."}
 
 
 async def test_training_and_evaluation_have_the_turns_of_the_run(

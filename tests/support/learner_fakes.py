@@ -460,6 +460,7 @@ def training_spec(
     evaluation: dict[str, Any] | None = None,
     model: ModelConfig | None = None,
     engine: EngineConfig = EngineConfig(),  # noqa: B008 - frozen
+    system_prompt: str | None = None,
     **learner: Any,
 ) -> RunSpec:
     """Return a spec of 3 steps of 2 groups of 2 samples, in `folder`."""
@@ -489,6 +490,7 @@ def training_spec(
             "tools": {},
         },
         resume=resume,
+        system_prompt=system_prompt,
         take_over=take_over,
     ).prepare()
 

@@ -236,7 +236,7 @@ async def converse(
         if isinstance(asked, str):
             asked = Task(id="chat", prompt=asked)
         if asked is not None:
-            return _show(await client.run([asked]), policy, console)
+            return _show(await client.run([asked]), config, policy, console)
         legend = Text("text the model samples", style=SAMPLED_STYLE)
         console.print(legend.append("  text a tool returns", style=TOOL_STYLE))
         console.print(HELP)
@@ -264,18 +264,20 @@ async def converse(
                 console.print(Text(str(exc), style="bold red"))
                 continue
             count += 1
-            _show(await client.run([task]), policy, console)
+            _show(await client.run([task]), config, policy, console)
     return 0
 
 
-def _show(results: Sequence[EvalResult], policy: str, console: Console) -> int:
+def _show(results: Sequence[EvalResult], config: Config, policy: str, console: Console) -> int:
     (result,) = results
     if result.scored is None:
         console.print(Text(f"no answer: {result.reason}; see the logs", style="bold red"))
         return EXIT_FAILED
     if "env_error" in result.reason and not result.scored.trajectory.rollout.task.payload:
         console.print(Text(NEEDS_PAYLOAD, style="bold red"), soft_wrap=True)
-    record = readable(result.scored, step=0, advantage=None, trained=False)
+    record = readable(
+        result.scored, step=0, advantage=None, trained=False, system_prompt=config.system_prompt
+    )
     # The servers are fresh and number weights from 0, and `answered` is no reward.
     record["policy"] = policy
     if record["reward"] is not None:

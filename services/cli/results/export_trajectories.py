@@ -55,7 +55,9 @@ def export_trajectories(run_folder: Path, out: Path, form: str, step: int | None
             folder.mkdir()
             for number, stored in enumerate(file.trajectories()):
                 document = atif_document(stored, version=version, model=model)
-                (folder / f"{number:05d}.json").write_bytes(to_json(document))
+                # Older files may hold NaN, which is no JSON.
+                text = to_json(document, inf_nan_mode="null")
+                (folder / f"{number:05d}.json").write_bytes(text)
                 count += 1
     return f"{out}: {count} trajectories, a file each, in a folder for each step and evaluation"
 

@@ -19,6 +19,7 @@ import signal
 import socket
 import stat
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +55,8 @@ ASK_S = 30.0
 LOOK_S = 2.0
 """How often it is asked whether an attempt goes on, and where."""
 RETRY_S = 1.0
+REPORT_S = 60.0
+"""Longest time in which what came of an attempt is sent again."""
 REQUEST_TIMEOUT_S = 10.0
 END_S = 10.0
 """Time that a command has between SIGTERM and SIGKILL."""
@@ -134,7 +137,10 @@ def _find_service(name: str) -> tuple[str, RunToken | None]:
         ConfigError: there is none.
     """
     if name.startswith(("http://", "https://")):
-        return name, None
+        with contextlib.suppress(ValueError):  # of the host, or of the port
+            if urlsplit(name).hostname and urlsplit(name).port != 0:
+                return name, None
+        raise ConfigError(f"{name:.200} is no address of a service; give http://HOST:PORT")
     folder = Path(name)
     config = beside_its_run(run_config(folder), folder)
     if config.agent is None or not config.agent.attached:
@@ -204,7 +210,7 @@ class Attacher:
             self._say_away(f"{type(exc).__name__}: {exc}")
             await asyncio.sleep(RETRY_S)
             return None
-        if answer.status_code >= 500 or answer.status_code in (408, 429):
+        if _is_away(answer):
             self._say_away(f"HTTP {answer.status_code}")
             await asyncio.sleep(RETRY_S)
             return None
@@ -239,11 +245,19 @@ class Attacher:
         self.done += report.exit != "given_back"
         self.given_back += report.exit == "given_back"
         body = report.model_dump_json(exclude_defaults=True).encode()
-        try:
-            answer = await self.client.post(f"/attempts/{name}/end", content=body)
-        except httpx.TransportError as exc:
-            logger.warning("what came of an attempt is lost attempt=%s error=%r", name, exc)
-            return
+        deadline = time.monotonic() + (0 if report.exit == "given_back" else REPORT_S)
+        while True:
+            try:
+                answer = await self.client.post(f"/attempts/{name}/end", content=body)
+                if not _is_away(answer):
+                    break
+                why = f"HTTP {answer.status_code}"
+            except httpx.TransportError as exc:
+                why = repr(exc)
+            if time.monotonic() > deadline:
+                logger.warning("what came of an attempt is lost attempt=%s error=%s", name, why)
+                return
+            await asyncio.sleep(RETRY_S)
         if answer.status_code in (413, 422) and report.exit != "failed":
             why = f"its report was refused: HTTP {answer.status_code} {answer.text:.300}"
             await self._report(name, AttemptReport(exit="failed", error=why))
@@ -292,11 +306,13 @@ class Attacher:
                 following = asyncio.create_task(self._follow(given.id, relay))
                 waiting = asyncio.create_task(process.wait())
                 try:
-                    await asyncio.wait([following, waiting], return_when=asyncio.FIRST_COMPLETED)
+                    ended, _ = await asyncio.wait(
+                        [following, waiting], return_when=asyncio.FIRST_COMPLETED
+                    )
                 finally:
                     following.cancel()
                     await _end(process)
-            return self._read(folder, process.returncode, was_over=not waiting.done())
+            return self._read(folder, process.returncode, was_over=waiting not in ended)
 
     def _environment(self, folder: Path, attempt: AgentAttempt, port: int) -> dict[str, str]:
         url = f"http://127.0.0.1:{port}{urlsplit(attempt.url).path}"
@@ -349,6 +365,11 @@ class Attacher:
         except (ValueError, RecursionError) as exc:
             return AttemptReport(exit="failed", output=output, error=f"AGENT_R1_REPORT: {exc}")
         return report.model_copy(update={"output": output})
+
+
+def _is_away(answer: httpx.Response) -> bool:
+    """Return whether the service may answer otherwise when it is asked again."""
+    return answer.status_code >= 500 or answer.status_code in (408, 429)
 
 
 def _read_report(text: str) -> AttemptReport:

@@ -360,6 +360,7 @@ def _serve_learner(named: Config, arguments: argparse.Namespace) -> int:
             evaluation=config.evaluation,
             resolved_config=dump_config(named)[0],
             resume=resume,
+            system_prompt=config.system_prompt,
             max_segments=config.max_segments,
             take_over=arguments.take_over,
         ).prepare()

@@ -94,7 +94,7 @@ def try_out(arguments: argparse.Namespace) -> int:
     async def watch(ask: Ask) -> None:
         for number, task in enumerate(tasks):
             groups.append(await ask(number, task))
-            print_group(groups[-1], shown, console)
+            print_group(groups[-1], shown, console, config.system_prompt)
 
     async def client(served: Config) -> None:
         if policy is not None and asks_server:
@@ -193,14 +193,18 @@ async def _ask_server(
 # --- Showing -------------------------------------------------------------------------------------
 
 
-def print_group(group: Group, policy: str, console: Console) -> None:
+def print_group(
+    group: Group, policy: str, console: Console, system_prompt: str | None = None
+) -> None:
     """Print every attempt at a task, and their rewards side by side."""
     for number, one in enumerate(group):
         if one.scored is None:
             console.rule(Text(f"{one.task.id}  sample {number}"), align="left")
             console.print(Text(f"no result: {one.reason}", style=BAD_STYLE), soft_wrap=True)
             continue
-        record = readable(one.scored, step=0, advantage=None, trained=False)
+        record = readable(
+            one.scored, step=0, advantage=None, trained=False, system_prompt=system_prompt
+        )
         record["policy"] = policy
         title = f"{one.task.id}  sample {number}  {record['status']}"
         console.rule(Text(title), align="left")

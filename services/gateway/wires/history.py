@@ -39,6 +39,8 @@ class _Draft:
     """Id of the call that a result answers."""
     turn_id: str = ""
     """Of the turn that said it, where an id of ours came with it."""
+    has_own_text: bool = False
+    """An id of ours came with its text, so text without one is not the turn's."""
 
     def message(self) -> ChatMessage:
         """Return the message.
@@ -100,7 +102,10 @@ class History:
             call: name, arguments and id of a call.
         """
         turn_id = turn_id or ("" if call is None else turn_id_in(str(call.get("id"))))
-        draft = self._going_on(turn_id) or self._begin(_Draft(where, "assistant"))
+        draft = self._going_on(turn_id)
+        if draft is None or (texts and not turn_id and draft.has_own_text):
+            draft = self._begin(_Draft(where, "assistant"))
+        draft.has_own_text |= bool(texts and turn_id)
         draft.turn_id = draft.turn_id or turn_id
         draft.texts += texts
         draft.calls += [] if call is None else [dict(call)]

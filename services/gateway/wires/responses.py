@@ -292,13 +292,10 @@ def _tell_summary(history: History, where: str, said: ChatMessage) -> None:
 def _since_compaction(
     kept: Sequence[tuple[ChatMessage, str]],
 ) -> Sequence[tuple[ChatMessage, str]]:
-    """Return a history from its last summary on, which stands for all that was compacted."""
-    for i in reversed(range(len(kept) - 1)):
-        asked, (said, _) = kept[i][0], kept[i + 1]
-        if (asked.role, asked.content) == ("user", COMPACT) and said.role == "assistant":
-            summary = ChatMessage(role="user", content=SUMMARY + said.shown())
-            return [(summary, ""), *kept[i + 2 :]]
-    return kept
+    """Return a history as its summary, where its last turn compacted it."""
+    if [(one.role, one.content) for one, _ in kept[-2:-1]] != [("user", COMPACT)]:
+        return kept
+    return [(ChatMessage(role="user", content=SUMMARY + kept[-1][0].shown()), "")]
 
 
 def _refuse_unknown(param: str, value: object) -> NoReturn:

@@ -80,7 +80,10 @@ class StepReport:
 
 
 def stored_step(
-    report: StepReport, failures: Sequence[ScoredTrajectory], limit: int | None
+    report: StepReport,
+    failures: Sequence[ScoredTrajectory],
+    limit: int | None,
+    system_prompt: str | None = None,
 ) -> Iterator[StoredTrajectory]:
     """Render the first trained trajectories (whole groups first), and the first failed ones.
 
@@ -88,6 +91,7 @@ def stored_step(
         report: of the step.
         failures: results since the last step that could not be trained on.
         limit: most of each of the two kinds; None: all.
+        system_prompt: that of the run.
     """
     survivors = [scored for group in report.groups for scored in group.survivors]
     entropies = report.entropies or [None] * len(survivors)
@@ -95,7 +99,12 @@ def stored_step(
     for scored, sample, advantage, of_tokens in islice(trained, limit):
         trajectory, age = scored.trajectory, staleness(scored.trajectory, report.newest_version)
         record = readable(
-            scored, step=report.step, advantage=advantage, trained=True, staleness=age
+            scored,
+            step=report.step,
+            advantage=advantage,
+            trained=True,
+            staleness=age,
+            system_prompt=system_prompt,
         )
         tokens = Tokens.of(
             trajectory,
@@ -105,7 +114,13 @@ def stored_step(
         )
         yield StoredTrajectory(record, tokens)
     for scored in islice(failures, limit):
-        record = readable(scored, step=report.step, advantage=None, trained=False)
+        record = readable(
+            scored,
+            step=report.step,
+            advantage=None,
+            trained=False,
+            system_prompt=system_prompt,
+        )
         yield StoredTrajectory(record, Tokens.of(scored.trajectory))
 
 
@@ -168,7 +183,12 @@ class StepReporter:
         self._spec.folder.write_metrics(report.step, values)
         self._spec.folder.write_trajectories(
             f"step_{report.step:06d}",
-            stored_step(report, self._collector.take_failures(), self._spec.learner.stored_limit),
+            stored_step(
+                report,
+                self._collector.take_failures(),
+                self._spec.learner.stored_limit,
+                self._spec.system_prompt,
+            ),
         )
         self._progress_line(report.step, values)
 

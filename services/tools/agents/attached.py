@@ -47,6 +47,8 @@ NOTICE_S = 30.0
 ARRIVE_S = 30.0
 """A program that has taken an attempt asks for it again within this time, or another one gets it:
 the answer may not have arrived."""
+GONE_S = 60.0
+"""A program that has not asked for its attempt for so long has gone."""
 LOOK_S = 1.0
 """How often it is seen that a program which waits has gone."""
 _OVER = {"410": "The attempt is over: nobody waits for it any more."}
@@ -93,6 +95,7 @@ class AttachedAgents(Tool):
         while not found.end.done() and (left := deadline - time.monotonic()) > 0:
             await asyncio.wait([found.end], timeout=min(left, NOTICE_S))
             self._notice(found)
+            found.end_if_gone()
         return ToolResult(data=self._end_of(found).model_dump(mode="json"))
 
     def _notice(self, found: _Open) -> None:
@@ -172,6 +175,7 @@ class AttachedAgents(Tool):
         if found is None:
             return None
         found.has_arrived = found.is_held = True  # it may be late, and nobody else has it yet
+        found.asked = time.monotonic()
         return OpenAttempt(id=taken, attempt=found.attempt)
 
     def offer_again(self, taken: str) -> None:
@@ -203,7 +207,16 @@ class _Open:
         """When one took it last, by the clock of `time.monotonic`."""
         self.has_arrived = False
         """The program has said so, by its first question about it."""
+        self.asked = 0.0
+        """When it asked last."""
         self.end: asyncio.Future[AttemptReport] = asyncio.get_running_loop().create_future()
+
+    def end_if_gone(self) -> None:
+        """Give the attempt back where its program asks for it no more."""
+        is_asked_for = time.monotonic() - self.asked < GONE_S
+        if self.is_held and self.has_arrived and not is_asked_for and not self.end.done():
+            error = f"its program has not asked for it for {GONE_S:g} s"
+            self.end.set_result(AttemptReport(exit="given_back", error=error))
 
 
 def add_attempts(app: FastAPI, agents: AttachedAgents) -> None:

@@ -31,7 +31,7 @@ from agent_r1.sandbox.worker import SandboxStartError
 from agent_r1.tools.agents.docker import Docker
 from agent_r1.tools.agents.engine import Container, EngineError, render
 from agent_r1.tools.agents.kubernetes import Kubernetes
-from agent_r1.tools.agents.variables import TELEMETRY_OFF, agent_variables
+from agent_r1.tools.agents.variables import FIND, TELEMETRY_OFF, agent_variables
 from agent_r1_proto.agents import MAX_OUTPUT_CHARS
 
 logger = logging.getLogger(__name__)
@@ -72,9 +72,8 @@ class ContainerRunner:
         Raises:
             ValueError: no container runs here; the text says why.
         """
-        command = (self.settings.command or [""])[0]
-        words = ["sh", "-c", 'command -v "$0"', command]
-        order: Json = {"command": words, "task": {}, "prompt": "", "key": "", "model": ""}
+        order: Json = {"task": {}, "prompt": "", "key": "", "model": ""}
+        order["command"] = [*FIND, self.settings.program]
         try:
             self._engine = make_engine(self.settings)
             self._host = await asyncio.to_thread(_own_address, await self.engine.connect())
@@ -92,7 +91,8 @@ class ContainerRunner:
         if report.get("status") != 0:
             await self.stop()
             raise ValueError(
-                f"agent.image ({self.settings.image}) cannot run agent.command ({command}): "
+                f"agent.image ({self.settings.image}) cannot run agent.command "
+                f"({self.settings.program}): "
                 f"{report.get('lost') or report.get('output', '').strip() or 'it is not there'}; "
                 "the image needs it, sh and base64"
             )
@@ -175,9 +175,14 @@ class ContainerAttempt:
         try:
             ended = await self._runner.engine.wait(self._name, self._deadline)
             output, errors = await self._runner.engine.read_log(self._name)
+            report = read_report(self._runner.settings, ended.why, ended.code, output, errors)
+            # Its script was ended too, or has ended it before its limit.
+            is_cut = ended.why == "ended" and (ended.code != 0 or report.get("why") == "timeout")
+            if is_cut and await self._runner.engine.was_stopped(self._name):
+                return {"lost": "the container was stopped from outside"}
         except EngineError as exc:
             return {"lost": str(exc)}
-        return read_report(self._runner.settings, ended.why, ended.code, output, errors)
+        return report
 
     async def end(self) -> None:
         """Kill and remove the container, if it is there."""

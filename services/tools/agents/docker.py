@@ -10,6 +10,7 @@ import asyncio
 import json
 import struct
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from agent_r1.runtime.agent_settings import FILES, AgentSettings
@@ -30,6 +31,7 @@ DEFAULT_URL = "unix:///var/run/docker.sock"
 NETWORK = "agent-r1-agents"
 _HEADER = struct.Struct(">BxxxI")
 _STDERR = 2
+_LATE_S = 2
 
 
 class Docker:
@@ -105,6 +107,17 @@ class Docker:
             return Ended("timeout")
         state = (await self._api.call("GET", f"/containers/{name}/json"))["State"]
         return Ended("memory" if state["OOMKilled"] else "ended", said["StatusCode"])
+
+    async def was_stopped(self, name: str) -> bool:
+        """Return whether somebody has sent a signal to a container that has ended; what is in it
+        cannot do that."""
+        state = (await self._api.call("GET", f"/containers/{name}/json"))["State"]
+        end = int(datetime.fromisoformat(state["FinishedAt"][:19] + "+00:00").timestamp())
+        filters = json.dumps({"container": [name], "event": ["kill"]})
+        # What is said of a signal may come behind the end that it has caused.
+        query = {"since": 0, "until": end + _LATE_S, "filters": filters}
+        async with self._api.stream("GET", "/events", None, CALL_TIMEOUT_S, **query) as response:
+            return bool((await response.aread()).strip())
 
     async def read_log(self, name: str) -> tuple[bytes, bytes]:
         """Return the end of its standard output and error."""

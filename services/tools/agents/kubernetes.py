@@ -108,6 +108,10 @@ class Kubernetes:
                 if event["type"] in ("ADDED", "MODIFIED"):
                     yield event["object"]
 
+    async def was_stopped(self, name: str) -> bool:
+        """Return whether somebody has deleted the pod of a Job."""
+        return "deletionTimestamp" in self._seen[name]["metadata"]
+
     async def read_log(self, name: str) -> tuple[bytes, bytes]:
         """Return the end of what it printed."""
         path, output = f"{self._pods}/{self._seen[name]['metadata']['name']}/log", bytearray()
@@ -149,6 +153,8 @@ def read_pod(pod: Json) -> Ended | None:
     state, status = _state(pod), pod["status"]
     if status.get("reason") == "DeadlineExceeded":
         return Ended("timeout")
+    if "reason" in status:  # its node took it away: Evicted, NodeShutdown, Preempting
+        raise EngineError(f"the pod of an agent was taken away: {_why_pending(pod)}")
     if (ended := state.get("terminated")) is not None:
         why = "memory" if ended.get("reason") == "OOMKilled" else "ended"
         return Ended(why, ended["exitCode"])

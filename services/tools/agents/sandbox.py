@@ -28,7 +28,7 @@ from agent_r1.sandbox.pool import find_working_plan, make_plan
 from agent_r1.sandbox.processes import end_orphans, find_tree
 from agent_r1.sandbox.settings import SandboxSettings
 from agent_r1.sandbox.worker import SandboxPlan, SandboxStartError, Worker
-from agent_r1.tools.agents.variables import TELEMETRY_OFF
+from agent_r1.tools.agents.variables import FIND, TELEMETRY_OFF
 from agent_r1_proto.agents import MAX_OUTPUT_CHARS
 
 logger = logging.getLogger(__name__)
@@ -99,6 +99,23 @@ class AgentSandbox:
         )
         self._plan = await find_working_plan(plan, self._try_plan)
         self._worker = await Worker.start(self._plan)
+        if settings.command:
+            await self._find(settings.program, path)
+
+    async def _find(self, program: str, path: str) -> None:
+        """Refuse a program that is not in the sandbox."""
+        word = str(absolute(program)) if is_file(program) else program
+        attempt = await self.begin(PROBE | {"command": [*FIND, word]})
+        try:
+            report = await attempt.report()
+        finally:
+            await attempt.end()
+        if report is None or report.get("status") != 0:
+            await self.stop()
+            raise ValueError(
+                f"agent.command ({program}) is no program that the sandbox has (PATH {path}); "
+                "install it, or add its folder to agent.show"
+            )
 
     async def _try_plan(self, plan: SandboxPlan) -> None:
         """Make a trivial attempt."""

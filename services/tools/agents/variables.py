@@ -12,6 +12,8 @@ TELEMETRY_OFF = {
     "ANONYMIZED_TELEMETRY": "false",
     "CREWAI_DISABLE_TELEMETRY": "true",
 }
+FIND = ("sh", "-c", 'command -v "$0"')
+"""Command that fails where the program that it is given is not there."""
 _PROMPT_BYTES = 100_000
 """Longer prompts do not fit into an environment variable."""
 

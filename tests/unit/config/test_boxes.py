@@ -97,7 +97,7 @@ def test_every_machine_has_the_memory_of_its_processes():
     # A server of two processes, the services and 100 MiB of Redis.
     assert first.size == 2 * PROCESS + SERVICES + 100 * 2**20
     # Two ranks, each with 8 + 4 + 4 + 2 bytes for 500 weights, the blocks of 2000, 2000 and 1000
-    # rounded up by 48, 48 and 24, and the 2000 of a model; and two versions of 2000 that are pushed.
+    # rounded up by 48, 48 and 24, and the 2000 of a model; and two versions of 2000 to push.
     offloaded = 2 * (500 * 18 + 48 + 48 + 24)
     assert second.size == offloaded + 2 * 2000 + 2 * 2000 + 2 * PROCESS
     assert (first.name, second.name) == ("memory of machine 0", "memory of machine 1")

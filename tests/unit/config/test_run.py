@@ -360,6 +360,12 @@ def test_the_system_message_may_be_in_a_file(file: Path, tmp_path: Path):
     assert load(written).config.env.system_prompt == "Be brief.\nAnd kind."
 
 
+def test_an_agent_brings_its_own_system_message(file: Path):
+    assert load(file, "env.system_prompt=Be brief.").config.system_prompt == "Be brief."
+    loaded = load(file, "env.system_prompt=Be brief.", 'agent.command=["true"]')
+    assert loaded.config.system_prompt is None
+
+
 def test_a_system_message_that_is_missing_or_given_twice_is_refused(file: Path):
     with pytest.raises(ConfigError, match=r"env\.system_prompt_file .*nowhere.* cannot be read"):
         load(file, "env.system_prompt_file=nowhere.txt")

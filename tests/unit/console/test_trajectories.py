@@ -395,6 +395,21 @@ async def test_agents_and_segments_are_a_tree(browser: httpx.AsyncClient, store:
     text = " ".join((await page(browser, ONE)).text.split())
     assert "main segment 0, tokens 0 to 4 turn 1 search segment 1, tokens 4 to 9 turn 2" in text
     assert "judge (not trained: another model) segment 2" in text
+    headings = [f"Turn {n}" for n in ("1 of main", "2 of search", "3 of search", "4 of judge")]
+    assert [text.find(one) for one in headings] == sorted(text.find(one) for one in headings)
+    assert all(one in text for one in headings)
+    beside = " ".join((await page(browser, "/runs/run/beside?of=steps&step=1")).text.split())
+    assert "mainask searchlook searchfound judgegood" in beside
+
+
+async def test_the_system_prompt_is_read_found_and_in_the_json(
+    browser: httpx.AsyncClient, store: TrajectoryStore
+):
+    store.write("step_000001", [sample(4, 0, 0.25, system_prompt="Use the tools.")])
+    (link,) = links(await page(browser, f"{LIST}?text=tools"), ONE)
+    messages = "".join((await page(browser, link)).text.split())
+    assert "MessagessystemUsethetools.userWhoisnumber4?" in messages
+    assert (await browser.get(f"{ONE}/json")).json()["system_prompt"] == "Use the tools."
 
 
 async def test_a_trajectory_of_an_older_version_has_no_tokens(

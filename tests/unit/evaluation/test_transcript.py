@@ -46,6 +46,15 @@ def printed(**turn: Any) -> str:
     return capture.get()
 
 
+def test_the_system_prompt_of_the_run_is_shown():
+    facts: dict[str, Any] = {"step": 1, "advantage": None, "trained": True}
+    console = Console(width=200)
+    with console.capture() as capture:
+        print_transcript(readable(scored(), **facts, system_prompt="Be brief."), console)
+    first, second, *_ = [line.strip() for line in capture.get().splitlines()]
+    assert (first, second) == ("system: Be brief.", "user: who?")
+
+
 def test_what_components_say_of_their_values_is_shown():
     record = readable(scored(reasons={"judge": "3 of 4"}), step=1, advantage=None, trained=True)
     console = Console(width=200)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_r1.gateway.journal import Journal
-from agent_r1.gateway.servers import ServerError
+from agent_r1.gateway.servers import RequestRefusedError, ServerError
 from agent_r1.gateway.session import AgentSession, SessionRules
 from agent_r1.gateway.trajectory import Credit, join_compacted, session_trajectory
 from agent_r1.gateway.wire import Asked, Begun, Ended, Event, Said
@@ -77,6 +77,8 @@ class ScriptedServers:
     end_id: int
     breaks_after: list[int] = field(default_factory=list[int])
     """Tokens after which the next answers break off; -1 lets one end."""
+    refusal: str = ""
+    """Why the engine takes no prompt; "" where it does."""
     requests: list[GenerateRequest] = field(default_factory=list[GenerateRequest])
     version: int = 0
     moves: int = 0
@@ -103,6 +105,8 @@ class ScriptedServers:
 
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[GeneratedPart]:
         self.requests.append(request)
+        if self.refusal:
+            raise RequestRefusedError(self.refusal)
         name = request.request_id.rpartition("/")[0]
         if name not in self._unfinished:
             turn = self.turns.pop(0) if len(self.turns) > 1 else self.turns[0]

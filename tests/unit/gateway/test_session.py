@@ -7,11 +7,12 @@ import json
 import random
 import re
 from contextlib import aclosing
+from typing import Any
 
 import numpy as np
 import pytest
 
-from agent_r1.gateway.journal import AttemptEnded, LimitReached
+from agent_r1.gateway.journal import LimitReached
 from agent_r1.gateway.session import SessionRules
 from agent_r1.gateway.wire import Asked, Begun, Said, WireError
 from agent_r1.reward.config import RewardConfig
@@ -418,6 +419,43 @@ async def test_an_answer_that_is_being_told_is_no_retrys(chat: ChatFormat, end_i
     assert again.turns[0] == 0
 
 
+async def test_an_answer_that_nobody_was_told_is_a_retrys(chat: ChatFormat, end_id: int):
+    client = await open_client(chat, end_id, "one", "two", "three")
+    async with aclosing(client.session.ask(Asked(messages=(user("who?"),), n=2))) as events:
+        begun = await anext(events)  # and then the client hangs up
+        assert isinstance(begun, Begun)
+        turns = client.session.forest.turns
+        await eventually(lambda: all(turn.finish_reason for turn in turns))
+    again = await client.ask(user("who?"), retries=1)
+    assert again.turns[0] == 1 - begun.turn
+    assert len(client.servers.requests) == 2
+
+
+async def test_an_answer_that_was_cut_off_is_not_had_though_it_is_named(
+    chat: ChatFormat, end_id: int
+):
+    client = await open_client(chat, end_id, "a longer answer", "end")
+    client.servers.gate = asyncio.Event()
+    async with aclosing(client.session.ask(Asked(messages=(user("who?"),)))) as events:
+        async for event in events:
+            if isinstance(event, Said):
+                break
+    client.servers.gate.set()
+    cut = ChatMessage(role="assistant", content="a")
+    named = {1: client.session.turn_id(0)}
+    await client.ask(user("who?"), cut, user("go on"), turn_ids=named)
+    trajectory = client.trajectory()
+    assert [turn.text for turn in trajectory.trained_turns()] == ["end"]
+    assert {one.excluded for one in trajectory.lineages} == {"", "undelivered"}
+
+
+async def test_answers_of_a_later_turn_have_seeds_of_their_own(chat: ChatFormat, end_id: int):
+    client = await open_client(chat, end_id, "one", "two", "three")
+    told = await client.ask(user("who?"))
+    await client.ask(user("who?"), told.message, user("more?"), n=2)
+    assert len({request.seed for request in client.servers.requests}) == 3
+
+
 async def test_a_refused_request_marks_nothing_that_is_not_written(chat: ChatFormat, end_id: int):
     client = await open_client(chat, end_id, "one", rules=SessionRules(max_context=60))
     told = await client.ask(user("who?"), deliver=False)
@@ -439,20 +477,6 @@ async def test_a_session_that_moves_keeps_its_limits_and_faults(chat: ChatFormat
     heir = (await client.successor(rules)).session
     assert (heir.requests, heir.spent, heir.fault) == (2, "max_requests", "tool_timeout: search")
     assert heir.tools == {"search": "search-1"}
-
-
-async def test_a_limit_is_noted_once_however_often_an_agent_asks(chat: ChatFormat, end_id: int):
-    client = await open_client(chat, end_id, "one", rules=SessionRules(max_session_tokens=8))
-    await client.ask(user("who?"))
-    with pytest.raises(WireError, match="max_session_tokens"):
-        client.session.count_tokens(Asked(messages=(user("who?"),)))
-    assert client.session.spent == ""  # nothing was asked of the policy
-    for _ in range(3):
-        with pytest.raises(WireError, match="max_session_tokens"):
-            await client.ask(user("who?"))
-    await client.session.journal.write()
-    noted = [json.loads(entry)["event"] for entry in client.log.entries]
-    assert (client.session.spent, noted.count("limit")) == ("max_session_tokens", 1)
 
 
 async def test_what_comes_during_a_write_is_written_by_the_next(chat: ChatFormat, end_id: int):
@@ -522,6 +546,18 @@ async def test_a_request_with_other_limits_is_no_retry(chat: ChatFormat, end_id:
     assert len(client.servers.requests) == 3
 
 
+@pytest.mark.parametrize("changes", [{"tools": (TOOL,)}, {"constrained": "logit_bias"}])
+async def test_a_request_with_other_tools_or_constraints_is_no_retry(
+    chat: ChatFormat, end_id: int, changes: dict[str, Any]
+):
+    rules = SessionRules(allows_constrained=True)
+    client = await open_client(chat, end_id, "one", "two", rules=rules)
+    assert (await client.ask(user("who?"), **changes)).texts[0] == "one"
+    assert (await client.ask(user("who?"), retries=1)).texts[0] == "two"
+    assert (await client.ask(user("who?"), retries=1, **changes)).texts[0] == "one"
+    assert len(client.servers.requests) == 2
+
+
 async def test_another_gateway_has_the_same_forest(chat: ChatFormat, end_id: int):
     client = await open_client(chat, end_id, SEARCH, ANSWER)
     told = await client.ask(user("who?"), tools=(TOOL,))
@@ -553,82 +589,16 @@ async def test_a_stop_text_is_not_shown_and_its_tokens_are_kept(
     assert trajectory.segment_starts == []
 
 
-async def test_max_tokens_ends_an_answer_and_the_dialogue_goes_on(chat: ChatFormat, end_id: int):
-    client = await open_client(chat, end_id, "a longer answer", "more")
-    told = await client.ask(user("who?"), max_tokens=3)
-    assert (told.reasons[0], len(client.session.forest.turns[0].token_ids)) == ("length", 3)
-    await client.ask(user("who?"), told.message, user("go on"))
-    trajectory = client.trajectory()
-    captured(client, trajectory)
-    # The end of turn that the policy did not sample is the template's.
-    assert not trajectory.action_mask[trajectory.turns[0].end]
-    assert trajectory.token_ids[trajectory.turns[0].end] == end_id
-
-
-async def test_limits_are_errors_that_say_what_to_do(chat: ChatFormat, end_id: int):
-    rules = SessionRules(max_context=60, max_requests=2)
-    client = await open_client(chat, end_id, "one", rules=rules)
-    with pytest.raises(WireError, match="shorten the history") as full:
-        await client.ask(user("x" * 100))
-    assert full.value.kind == "context_full"
-    with pytest.raises(WireError, match="allow_constrained"):
-        await client.ask(user("who?"), constrained="response_format json_schema")
-    await client.ask(user("who?"))
-    with pytest.raises(WireError, match="max_requests"):
-        await client.ask(user("who?"))
-    assert client.session.spent == "max_requests"
+async def test_another_gateway_knows_what_was_shown_of_a_turn(chat: ChatFormat, end_id: int):
+    client = await open_client(chat, end_id, "one STOP two", "three")
+    told = await client.ask(user("who?"), stop=("STOP",))
     heir = await client.successor()
-    heir.session.close()  # given back: another gateway goes on with it
-    with pytest.raises(WireError) as given_back:
-        await heir.ask(user("who?"))
-    assert given_back.value.kind == "unavailable"
-    heir.session.close(AttemptEnded())
-    with pytest.raises(WireError) as ended:
-        await heir.ask(user("who?"))
-    assert ended.value.kind == "ended"
-
-
-async def test_what_is_far_too_long_is_refused_by_its_beginning(chat: ChatFormat, end_id: int):
-    client = await open_client(chat, end_id, "one", rules=SessionRules(max_context=60))
-    encoded: list[int] = []
-    encode = chat._outside.encode
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            chat._outside, "encode", lambda text: encoded.append(len(text)) or encode(text)
-        )
-        for messages, tools in (
-            ((user("x" * 5_000_000),), ()),
-            ((user("x"), user("y" * 900), user("z" * 900)), ()),
-            ((user("who?"),), (TOOL.model_copy(update={"description": "d" * 100_000}),)),
-        ):
-            with pytest.raises(WireError, match="tokens or more") as full:
-                await client.ask(*messages, tools=tools)
-            assert full.value.kind == "context_full"
-        with pytest.raises(WireError):
-            client.session.count_tokens(Asked(messages=(user("x" * 5_000_000),)))
-    assert max(encoded) <= 16 * 60
-    assert client.session.forest.turns == []
-
-
-async def test_every_answer_counts_against_the_limits(chat: ChatFormat, end_id: int):
-    rules = SessionRules(max_in_flight=3, max_requests=4)
-    client = await open_client(chat, end_id, "one", rules=rules)
-    with pytest.raises(WireError, match=r"n \(4\) must be at most 3") as never:
-        await client.ask(user("who?"), n=4)
-    assert never.value.kind == "invalid_request"
-    client.servers.gate = asyncio.Event()
-    three = asyncio.create_task(client.ask(user("who?"), n=3))
-    await eventually(lambda: len(client.servers.requests) == 3, three)
-    with pytest.raises(WireError, match="3 answers of this session are in flight") as busy:
-        await client.ask(user("and?"))
-    assert busy.value.kind == "busy"
-    client.servers.gate.set()
-    await three
-    with pytest.raises(WireError, match=r"used its 4 \(agent.max_requests\)"):
-        await client.ask(user("and?"), n=2)
-    await client.ask(user("and?"))
-    with pytest.raises(WireError, match="max_requests"):
-        client.session.count_requests(1)  # as a call of a tool does
+    again = await heir.ask(user("who?"), stop=("STOP",), retries=1)
+    assert (again.texts[0], again.reasons[0]) == ("one ", "stop")
+    await heir.ask(user("who?"), told.message, user("more?"))
+    trajectory = heir.trajectory()
+    captured(heir, trajectory)
+    assert (trajectory.segment_starts, len(trajectory.trained_turns())) == ([], 2)
 
 
 async def test_what_is_constrained_is_served_where_allowed_and_never_trained(
@@ -671,7 +641,7 @@ async def test_requests_that_are_refused_leave_nothing_of_their_volatile_text(
     client = await open_client(chat, end_id, "one", rules=rules)
     written = len(client.log.entries)
     for i in range(3):
-        with pytest.raises(WireError, match="the context holds 400"):
+        with pytest.raises(WireError, match="context length is 400"):
             await client.ask(user(f"at {i} {i} " + "x" * 10_000))
     await client.ask(user("who?"))
     assert sum(map(len, client.log.entries[written:])) < 10_000

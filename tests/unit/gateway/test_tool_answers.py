@@ -43,3 +43,12 @@ async def test_an_answer_goes_to_the_last_turn_whose_call_is_open(chat: ChatForm
         (0, 2),
         (2, 3),  # no call is open: the agent's program made it
     ]
+
+
+async def test_equal_calls_of_a_turn_have_an_answer_each(chat: ChatFormat):
+    client = await open_client(chat, min(chat._end_of_turn_ids), call_text(query="x") * 2)
+    await client.ask(user("who?"))
+    for data in (1, 2):
+        await client.session.tool_answered(answered(data))
+    (turn,) = client.trajectory().turns
+    assert [call.data for call in turn.calls] == [1, 2]

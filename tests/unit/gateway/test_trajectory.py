@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal
 
 import pytest
@@ -12,7 +13,7 @@ from agent_r1.gateway.metrics import GatewayMetrics
 from agent_r1.gateway.session import SessionRules
 from agent_r1.gateway.trajectory import Credit, last_main_turn
 from agent_r1.text.chat_format import ChatFormat
-from agent_r1_proto.agents import AgentEnd
+from agent_r1_proto.agents import AgentEnd, AgentExit
 from agent_r1_proto.tasks import ChatMessage
 from agent_r1_proto.tools import ToolSpec
 from tests.support.fakes import (
@@ -118,8 +119,14 @@ async def test_a_summary_that_is_gone_on_with_keeps_its_lineage(chat: ChatFormat
     assert {one.excluded for one in trajectory.lineages} == {"", "side_call"}
 
 
-async def test_a_summary_of_a_side_call_is_gone_on_with_by_the_agent(chat: ChatFormat, end_id: int):
-    summary = "Summary: Ada was looked for, and nothing is known yet."
+@pytest.mark.parametrize(
+    "quoted", ["by the user", "as an answer", "without tags", "indented", "as JSON"]
+)
+async def test_a_summary_of_a_side_call_is_gone_on_with_by_the_agent(
+    chat: ChatFormat, end_id: int, quoted: str
+):
+    words = 'Summary: Ada was looked for,\nand "nothing" is known yet.'
+    summary = words if quoted == "as an answer" else f"<summary>\n{words}\n</summary>"
     client = await open_client(chat, end_id, SEARCH, SEARCH, summary, SEARCH, ANSWER)
     rules = "You are an agent.\nYou look things up.\nCalls so far: "
     history = [system(f"{rules}0"), user("who?")]
@@ -127,7 +134,17 @@ async def test_a_summary_of_a_side_call_is_gone_on_with_by_the_agent(chat: ChatF
         told = (await client.ask(*history, tools=(TOOL,))).message
         history += [told, result(told, "p")]
     await client.ask(system("Summarize."), user("The dialogue: who? p p"))
-    history = [system(f"{rules}2"), user(f"What was done: {summary}")]
+    said = ChatMessage(role="assistant", content=summary)
+    quote = [user("What was done?"), said, user("Go on.")]
+    if quoted != "as an answer":
+        forms = {
+            "by the user": summary,
+            "without tags": words,
+            "indented": words.replace("\n", "\n    "),
+            "as JSON": json.dumps(words),
+        }
+        quote = [user(f"What was done: {forms[quoted]}")]
+    history = [system(f"{rules}2"), *quote]
     told = (await client.ask(*history, tools=(TOOL,))).message
     await client.ask(*history, told, result(told, "p"), tools=(TOOL,))
     heir = await client.successor()
@@ -262,6 +279,67 @@ async def test_a_second_summary_is_gone_on_with_too(chat: ChatFormat, end_id: in
     assert {turn.lineage for turn in client.session.forest.turns} == {0}
 
 
+LOOKS_UP = system("You look things up.")
+
+
+@pytest.mark.parametrize(("length", "lineages"), [(19, {0, 1}), (20, {0})])
+async def test_a_text_that_may_be_repeated_by_chance_is_no_summary(
+    chat: ChatFormat, end_id: int, length: int, lineages: set[int]
+):
+    text = "x" * length
+    client = await open_client(chat, end_id, text, ANSWER)
+    await client.ask(LOOKS_UP, user("who?"), tools=(TOOL,))
+    await client.ask(LOOKS_UP, user(f"So far: {text}"), tools=(TOOL,))
+    client.trajectory()
+    assert {turn.lineage for turn in client.session.forest.turns} == lineages
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+async def test_a_side_call_sums_up_only_after_the_agents_last_turn_and_before_the_next(
+    chat: ChatFormat, end_id: int, at: int
+):
+    """As a plan for two workers, a summary, and a title that repeats what was asked."""
+    text = "Paris is the capital of France."
+    script = [SEARCH, SEARCH]
+    script.insert(at, text)
+    client = await open_client(chat, end_id, *script)
+    asked: list[tuple[tuple[ChatMessage, ...], tuple[ToolSpec, ...]]] = [
+        ((LOOKS_UP, user("who?")), (TOOL,)),
+        ((LOOKS_UP, user(f"So far: {text}")), (TOOL,)),
+    ]
+    asked.insert(at, ((user("Say it in a sentence."),), ()))
+    for messages, tools in asked:
+        await client.ask(*messages, tools=tools)
+    assert len(client.trajectory().lineages) == (2 if at == 1 else 3)
+
+
+async def test_who_works_while_the_agent_goes_on_is_a_lineage_of_its_own(
+    chat: ChatFormat, end_id: int
+):
+    found = "Paris is the capital of France."
+    client = await open_client(chat, end_id, SEARCH, "yes", found)
+    told = (await client.ask(LOOKS_UP, user("Which?"), tools=(TOOL,))).message
+    await client.ask(LOOKS_UP, user(f"Is it so? {found}"), tools=(TOOL,))
+    await client.ask(LOOKS_UP, user("Which?"), told, result(told, "yes"), tools=(TOOL,))
+    trajectory = client.trajectory(credit=Credit("main"))
+    assert [turn.text for turn in trajectory.trained_turns()] == [SEARCH, found]
+
+
+@pytest.mark.parametrize(
+    ("more", "lineages"),
+    [("\nCheck it.", {0}), ("\nCheck it.\nCorrect it.", {0, 1})],  # 2 of 3 lines, and of 4
+)
+async def test_who_has_many_more_instructions_is_another_agent(
+    chat: ChatFormat, end_id: int, more: str, lineages: set[int]
+):
+    rules, found = "You work.\nBe brief.", "Paris is the capital of France."
+    client = await open_client(chat, end_id, found, ANSWER)
+    await client.ask(system(rules), user("Which?"), tools=(TOOL,))
+    await client.ask(system(rules + more), user(f"So far: {found}"), tools=(TOOL,))
+    client.trajectory()
+    assert {turn.lineage for turn in client.session.forest.turns} == lineages
+
+
 async def test_instructions_without_a_space_hold_nobody_up(chat: ChatFormat, end_id: int):
     rules = SessionRules(max_context=1 << 20)
     client = await open_client(chat, end_id, SEARCH, ANSWER, rules=rules)
@@ -325,11 +403,16 @@ async def test_a_question_asked_anew_takes_no_credit_from_another(chat: ChatForm
     assert (why["wanted"], why["end"]) == ("", "")
 
 
-async def test_calls_have_the_results_that_the_next_turn_has_read(chat: ChatFormat, end_id: int):
+@pytest.mark.parametrize("is_rewritten", [False, True])
+async def test_calls_have_the_results_that_the_next_turn_has_read(
+    chat: ChatFormat, end_id: int, is_rewritten: bool
+):
     client = await open_client(chat, end_id, call_text(query="x"), "cut", "end")
     told = await client.ask(user("who?"), tools=(TOOL,))
     for text, deliver in (("FIRST", False), ("SECOND", True)):
-        history = (user("who?"), told.message, result(told.message, text))
+        history = [user("who?"), told.message, result(told.message, text)]
+        if deliver and is_rewritten:
+            history.insert(0, system("Be brief."))
         await client.ask(*history, tools=(TOOL,), deliver=deliver)
     trajectory = client.trajectory()
     (call,) = [call for turn in trajectory.trained_turns() for call in turn.calls]
@@ -343,6 +426,17 @@ async def test_an_answer_that_came_later_and_was_not_heard_takes_no_credit(
     await client.ask(user("who?"))
     await client.ask(user("who?"), deliver=False)
     assert [turn.text for turn in client.trajectory().trained_turns()] == ["heard"]
+
+
+async def test_answers_to_a_rewritten_history_come_after_one_turn(chat: ChatFormat, end_id: int):
+    script = ["<think>1</think>same", "end", "<think>2</think>same", "other"]
+    client = await open_client(chat, end_id, *script)
+    for _ in range(2):
+        told = await client.ask(user("who?"))
+        await client.ask(system("Be brief."), user("who?"), told.message, user("more?"))
+    trajectory = client.trajectory()
+    captured(client, trajectory)
+    assert [turn.text for turn in trajectory.trained_turns()] == [script[0], "other"]
 
 
 @pytest.mark.parametrize("heard", [0, 1])
@@ -446,3 +540,19 @@ async def test_how_an_attempt_ends(
     found = _outcome(client.session, AttemptEnded(end=AgentEnd(**end)))
     assert found[0] == status
     assert found[1].startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("exit_", "reason"),
+    [("not_started", "agent_not_started: x"), ("failed", "agent_silent: "), ("ok", "agent_silent")],
+)
+async def test_an_attempt_without_a_turn_is_no_fault_of_the_policy(
+    chat: ChatFormat, end_id: int, exit_: AgentExit, reason: str
+):
+    client = await open_client(chat, end_id, "one")
+    over = AttemptEnded(end=AgentEnd(exit=exit_, error="x"))
+    status, why = _outcome(client.session, over)
+    assert (status, why[: len(reason)]) == ("FAILED", reason)
+    await client.ask(user("who?"))
+    expected = "COMPLETED" if exit_ == "ok" else "TRUNCATED"
+    assert _outcome(client.session, over)[0] == expected

@@ -74,6 +74,18 @@ async def test_items_may_be_named_alone(kind: type[Wire], chat: ChatFormat):
 
 
 @on("responses")
+async def test_what_a_client_says_behind_a_turn_is_read(kind: type[Wire], chat: ChatFormat):
+    async with opened(kind, chat, "one", "two", sequences=None) as one:
+        wire = one.wire
+        got = await wire.ask([wire.user("who?")])
+        note = {"role": "assistant", "content": "A NOTE"}
+        history = [wire.user("who?"), *got.raw.output, note, wire.user("and?")]
+        await wire.ask(history)
+        read = chat.decode(one.client.servers.requests[-1].token_ids)
+    assert read.index("one") < read.index("A NOTE") < read.index("and?")
+
+
+@on("responses")
 @pytest.mark.parametrize("by_trigger", [False, True])
 async def test_a_compaction_is_one_item_and_comes_back_as_a_summary(
     kind: type[Wire], by_trigger: bool, chat: ChatFormat
@@ -133,6 +145,24 @@ async def test_what_was_compacted_is_gone_on_with_by_ids_as_a_summary(
             read.append(heir.chat.decode(session.forest.turns[-1].context()))
     assert all(text.count(summary) == 1 and "who?" not in text for text in read), read
     assert [text.count("and?") for text in read] == [1, 2, 1]
+
+
+@on("responses")
+async def test_a_second_compaction_stands_for_all_before_it(kind: type[Wire], chat: ChatFormat):
+    script = ["Ada, I think.", "FIRST", "sure", "SECOND", "end"]
+    async with opened(kind, chat, *script, sequences=None) as one:
+        wire, before = one.wire, None
+        for question in ("who?", "and?"):
+            told = await wire.ask([wire.user(question)], previous_response_id=before)
+            compacted = await wire.sdk.responses.compact(
+                model="policy", previous_response_id=told.raw.id
+            )
+            before = compacted.id
+        await wire.ask([wire.user("so?")], previous_response_id=before)
+        read = one.asked()
+    assert "SECOND" in read
+    assert "so?" in read
+    assert not any(text in read for text in ("who?", "FIRST", "and?"))
 
 
 @on("responses")

@@ -125,6 +125,7 @@ async def test_a_full_context_is_said_so_that_agents_know_it(
             assert re.match(r"prompt is too long: \d+ tokens > 60 maximum", error["message"])
         else:
             assert refused.value.code == "context_length_exceeded"
+            assert "This model's maximum context length is 60 tokens" in str(refused.value)
 
 
 REFUSALS = {

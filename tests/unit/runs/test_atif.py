@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import atif
+import numpy as np
 import pytest
 
 from agent_r1.cli import main as cli
@@ -140,6 +142,30 @@ def test_a_dialogue_is_copied_context_with_its_images_and_results():
     assert [one["content"] for one in results] == ["one", "two"]
 
 
+def test_the_system_prompt_of_the_run_is_the_first_step():
+    first, second, *_ = document(stored(system_prompt="Use the tools."))["steps"]
+    assert (first["source"], first["message"]) == ("system", "Use the tools.")
+    assert second["source"] == "user"
+
+
+def test_answers_are_left_out():
+    task = Task(id="q", prompt="who?", payload={"answers": ["Ada-the-answer"]})
+    made = json.dumps(document(stored(scored(rollout_task(task=task)))))
+    assert "who?" in made
+    assert "Ada-the-answer" not in made
+    assert "payload" not in made
+
+
+def test_what_is_no_number_in_json_is_left_out():
+    one = stored()
+    assert one.tokens is not None
+    odd = np.where(one.tokens.action_mask, -np.inf, 0.0).astype(np.float32)
+    odd[-1] = np.nan
+    spoilt = StoredTrajectory(one.record, replace(one.tokens, rollout_logprobs=odd))
+    metrics = document(spoilt)["steps"][-1]["metrics"]
+    assert metrics == {"completion_tokens": 3, "completion_token_ids": [2, 3, 4]}
+
+
 def test_other_agents_are_subagents_and_rewards_are_kept():
     made = document(KINDS["lineages"])
     names = [one["agent"]["name"] for one in made["subagent_trajectories"]]
@@ -179,6 +205,18 @@ def test_the_command_writes_a_valid_file_for_each(
         atif.Trajectory.model_validate_json(path.read_bytes())
     assert cli.main(["export", str(run), str(out), "--trajectories", "atif"]) == 2
     assert "is not an empty folder" in capsys.readouterr().err
+
+
+def test_the_command_writes_json_alone(run: Path, tmp_path: Path):
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)
+
+    old = stored().record | {"process_reward": float("nan"), "advantage": float("inf")}
+    (run / "trajectories" / "step_000003.jsonl").write_text(json.dumps(old))
+    arguments = [str(run), str(tmp_path / "out"), "--trajectories", "atif", "--step", "3"]
+    assert cli.main(["export", *arguments]) == 0
+    text = (tmp_path / "out" / "step_000003" / "00000.json").read_text()
+    assert json.loads(text, parse_constant=refuse)["extra"]["advantage"] is None
 
 
 def test_the_command_writes_one_table(run: Path, tmp_path: Path):

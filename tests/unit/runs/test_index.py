@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,13 @@ def test_rows_are_sorted_and_come_in_pages(index: RunIndex):
 )
 def test_text_is_looked_for_in_turns_calls_and_results(index: RunIndex, text: str, tasks: int):
     assert len(index.rows(Query(text=text))) == tasks
+
+
+def test_the_system_prompt_is_found(run: Path, index: RunIndex):
+    told = sample(3, 0, 1.0, step=3, system_prompt="Use the tools.")
+    TrajectoryStore(run, 1.0).write("step_000003", [told])
+    assert index.refresh() == 0
+    assert found(index, text='"use the tools"') == [(3, "q3", 0)]
 
 
 def test_groups_and_flipped_answers_are_paired(index: RunIndex):
@@ -217,6 +225,60 @@ def test_a_lost_index_is_built_again(run: Path, tmp_path: Path, damage: str):
     with RunIndex(run, tmp_path / "cache") as index:
         index.refresh()
         assert len(index.rows(Query())) == 14
+
+
+def spoil(path: Path, *spared: str) -> None:
+    """Overwrite the pages at which tables and indexes begin; opening a database reads none."""
+    with closing(sqlite3.connect(path)) as database:
+        (size,) = database.execute("PRAGMA page_size").fetchone()
+        roots = database.execute("SELECT name, rootpage FROM sqlite_master").fetchall()
+    with path.open("r+b") as file:
+        for name, root in roots:
+            if root and name not in spared:
+                file.seek((root - 1) * size)
+                file.write(bytes(size))
+
+
+QUESTIONS: dict[str, Callable[[RunIndex], object]] = {
+    "refresh": lambda index: index.refresh(),
+    "rows": lambda index: index.rows(Query(text="lovelace")),
+    "groups": lambda index: index.groups((1, 2)),
+    "flipped": lambda index: index.flipped("before", "after"),
+    "values": lambda index: index.values("set"),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_damage_that_only_a_question_meets_is_mended(
+    run: Path, tmp_path: Path, question: str, caplog: pytest.LogCaptureFixture
+):
+    with RunIndex(run, tmp_path / "cache") as index:
+        index.refresh()
+        wanted = [QUESTIONS[question](index), len(index.rows(Query()))]
+    # The pages refresh first, and find no file that is new.
+    spoil(index.path, *(() if question == "refresh" else ("files", "sqlite_autoindex_files_1")))
+    with RunIndex(run, tmp_path / "cache") as index:
+        index.refresh()
+        assert [QUESTIONS[question](index), len(index.rows(Query()))] == wanted
+    assert [one for one in caplog.messages if "damaged and built anew" in one]
+
+
+def test_an_index_without_a_place_says_what_to_do(run: Path, tmp_path: Path):
+    (tmp_path / "taken").write_text("")
+    remedy = "cannot be used .*; free space there, or set XDG_CACHE_HOME"
+    with pytest.raises(ValueError, match=remedy):
+        RunIndex(run, tmp_path / "taken" / "cache")
+    with RunIndex(run, tmp_path / "cache") as index:
+        pages = index._db.execute("PRAGMA page_count").fetchone()[0]
+        index._db.execute(f"PRAGMA max_page_count = {pages}")  # as on a full disk
+        TrajectoryStore(run, 1.0).write("step_000003", [sample(1, n, 0.0) for n in range(500)])
+        with pytest.raises(ValueError, match=rf"{index.path} {remedy}"):
+            index.refresh()
+        assert index.path.exists()
+    with RunIndex(run, tmp_path / "cache") as index:
+        index._db.execute("PRAGMA query_only = 1")  # as where the file cannot be written
+        with pytest.raises(ValueError, match=r"readonly database\); free space there"):
+            index.refresh()
 
 
 def test_an_index_is_for_its_owner_and_not_in_the_run_folder(

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from agent_r1.learner.server import serve_learner
+from agent_r1.runs import remote
 from agent_r1.runs.remote import Mirror, add_store_routes, list_files
 from agent_r1.runtime.config import ListenConfig
 from agent_r1.runtime.http.token import RunToken, token_headers
@@ -114,7 +115,8 @@ async def test_a_mirror_fetches_what_is_new_and_no_more(
         own = mirror.folder / "run"
         assert list_files(own) == list_files(run)  # sizes and times too
         assert (own / "trajectories/step_000001.parquet").read_bytes() == b"one"
-        assert sorted(fetched) == ["/run/store", *(f"/run/store/{path}" for path in SERVED)]
+        # The second list tells the learner that all of it is here.
+        assert sorted(fetched) == ["/run/store"] * 2 + [*(f"/run/store/{path}" for path in SERVED)]
 
         fetched.clear()
         with (run / "metrics.jsonl").open("a") as lines:
@@ -123,17 +125,67 @@ async def test_a_mirror_fetches_what_is_new_and_no_more(
         assert await look(mirror) == ""
         assert list_files(own) == list_files(run)
         grown = "/run/store/metrics.jsonlbytes=0-2012"  # 12 and 2,001 bytes
-        assert sorted(fetched)[1:] == [grown, "/run/store/trajectories/step_000002.parquet"]
+        assert sorted(fetched)[2:] == [grown, "/run/store/trajectories/step_000002.parquet"]
         with (run / "metrics.jsonl").open("a") as lines:
             lines.write("y\n")
         fetched.clear()
         await look(mirror)
-        assert fetched == ["/run/store", "/run/store/metrics.jsonlbytes=989-2014"]  # 2013 - 1024
+        last = "/run/store/metrics.jsonlbytes=989-2014"  # 2013 - 1024
+        assert fetched == ["/run/store", last, "/run/store"]
         assert (own / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
 
         fetched.clear()
         await look(mirror)
         assert fetched == ["/run/store"]
+
+
+async def test_a_learner_waits_until_its_mirrors_have_its_end(run: Path, tmp_path: Path):
+    async with serve_learner(ListenConfig(), TOKEN) as server:
+        followers = add_store_routes(server.app, run)
+        await asyncio.wait_for(followers.have_all(), 1)  # nobody asks
+        async with (
+            mirror_of(server.url, tmp_path / "a") as one,
+            mirror_of(server.url, tmp_path / "b") as other,
+        ):
+            await look(one)
+            await look(other)
+            (run / "summary.json").write_text("{}")
+            waiting = asyncio.create_task(followers.have_all())
+            await look(one)
+            assert not waiting.done()
+            await look(other)
+            await asyncio.wait_for(waiting, 1)
+            assert list_files(one.folder / "run") == list_files(run)
+            assert list_files(other.folder / "run") == list_files(run)
+
+
+async def test_a_learner_waits_for_a_while_only(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(remote, "LAST_LOOK_S", 0.1)
+    async with serve_learner(ListenConfig(), TOKEN) as server:
+        followers = add_store_routes(server.app, run)
+        async with mirror_of(server.url, tmp_path) as mirror:
+            await look(mirror)
+        await asyncio.wait_for(followers.have_all(), 5)  # the console was closed just now
+        assert "may lack its end" in caplog.text
+        monkeypatch.setattr(remote, "FOLLOWED_S", 0.0)
+        caplog.clear()
+        await followers.have_all()  # long ago
+        assert caplog.text == ""
+
+
+async def test_a_mirror_with_much_to_fetch_hears_of_the_end(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(remote, "POLL_S", -1.0)  # nothing is fetched within a look
+    async with serving(run) as url, mirror_of(url, tmp_path) as mirror:
+        assert await look(mirror) == f"4 files of {url} are not here yet"
+        monkeypatch.setattr(remote, "POLL_S", 2.0)
+        left = mirror.folder / "run" / "trajectories" / ".step_000001.parquet.7.tmp"
+        left.write_text("half")
+        assert await look(mirror) == ""
+        assert not left.exists()
 
 
 async def test_what_a_resume_writes_anew_takes_the_place_of_what_was_there(

@@ -119,29 +119,58 @@ def test_no_file_is_written_for_no_trajectory(folder: Path):
     assert names(folder) == []
 
 
-def test_where_there_is_no_room_the_oldest_steps_make_some(
+def total_size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in (folder / TRAJECTORIES_DIR).iterdir())
+
+
+def test_where_there_is_no_room_the_oldest_files_make_some(
     folder: Path, caplog: pytest.LogCaptureFixture
 ):
     unbounded = TrajectoryStore(folder, 1.0)
-    unbounded.write("eval_before", [stored()])
-    unbounded.write("step_000001", [stored()])
-    size = sum(file.path.stat().st_size for file in stored_files(folder))
-    # Room for three files of such a size, and no more.
-    store = TrajectoryStore(folder, 1.75 * size / GIB)
+    for name in ("eval_before", "step_000001", "eval_step_000001", "step_000002"):
+        unbounded.write(name, [stored()])
+    # Room for four files of such a size, and no more.
+    limit = 1.125 * total_size(folder) / GIB
+    store = TrajectoryStore(folder, limit)
+    left: list[set[str]] = []
     with caplog.at_level(logging.WARNING):
-        for step in (2, 3, 4):
-            store.write(f"step_{step:06d}", [stored()])
-    assert names(folder) == ["step_000003.parquet", "step_000004.parquet", "eval_before.parquet"]
-    assert store.removed_steps == 2
-    assert [record.message for record in caplog.records if "trajectories_max_gib" in record.message]
-    assert len(caplog.records) == 1
+        for name in ("eval_step_000002", "step_000003", "step_000004", "eval_after"):
+            store.write(name, [stored()])
+            left.append({file.path.stem for file in stored_files(folder)})
+            assert total_size(folder) <= limit * GIB
+    assert left == [
+        {"step_000001", "eval_step_000001", "step_000002", "eval_step_000002"},
+        {"eval_step_000001", "step_000002", "eval_step_000002", "step_000003"},
+        {"step_000002", "eval_step_000002", "step_000003", "step_000004"},
+        {"eval_step_000002", "step_000003", "step_000004", "eval_after"},
+    ]
+    assert store.removed_steps == 2  # 1 and 2
+    assert ["eval_before.parquet" in record.message for record in caplog.records] == [True]
 
 
-def test_the_newest_step_stays_even_if_it_is_too_large(folder: Path):
+@pytest.mark.parametrize("last", ["step_000002", "eval_step_000002", "eval_after"])
+def test_the_newest_step_alone_may_be_larger_than_the_bound(folder: Path, last: str):
     store = TrajectoryStore(folder, 1 / GIB)
-    for step in (1, 2):
-        store.write(f"step_{step:06d}", [stored()])
+    for name in ("eval_before", "step_000001", "step_000002", last):
+        store.write(name, [stored()])
     assert names(folder) == ["step_000002.parquet"]
+
+
+def test_what_a_crash_left_is_removed_and_other_files_count(folder: Path):
+    store = TrajectoryStore(folder, 1.0)
+    store.write("step_000001", [stored()])
+    limit = 2.5 * total_size(folder) / GIB
+    notes = folder / TRAJECTORIES_DIR / "notes.txt"
+    left = folder / TRAJECTORIES_DIR / ".step_000002.parquet.7.tmp"
+    left.write_bytes(bytes(int(limit * GIB)))
+    store = TrajectoryStore(folder, limit)
+    assert not left.exists()
+    store.write("step_000002", [stored()])
+    assert len(names(folder)) == 2
+    notes.write_bytes(bytes(int(limit * GIB / 2)))
+    store.write("step_000003", [stored()])
+    assert names(folder) == ["step_000003.parquet"]
+    assert notes.exists()
 
 
 def test_a_step_that_is_written_again_counts_once(folder: Path):

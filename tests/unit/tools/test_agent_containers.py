@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import copy
 import json
 import os
 import re
@@ -18,6 +19,7 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,7 @@ ORDER = {
 }
 REPORT = b"\nagent-r1-report 0 -\n"
 WAIT_S = 2.0
+FINISHED = "2026-01-02T03:04:05.678901234Z"
 
 
 def make_settings(**more: Any) -> AgentSettings:
@@ -77,7 +80,9 @@ class FakeDocker:
         self.networks: dict[str, Any] = {}
         self.containers: dict[str, Any] = {}
         self.output, self.errors = REPORT, b""
-        self.end = {"StatusCode": 0, "OOMKilled": False}
+        self.end = {"StatusCode": 0, "OOMKilled": False, "FinishedAt": FINISHED}
+        self.signals: list[str] = []
+        """Events of signals to the last container."""
         self.runs_on = False
         self.fails: str | None = None
         """Path of requests that fail."""
@@ -138,6 +143,14 @@ class FakeDocker:
         @app.get("/containers/{name}/json")
         async def inspect(name: str) -> Response:
             return Response(json.dumps({"State": self.end}))
+
+        @app.get("/events")
+        async def events(since: int, until: int, filters: str) -> Response:
+            (name,) = self.containers
+            assert json.loads(filters) == {"container": [name], "event": ["kill"]}
+            # The answer ends at `until`; what was said at the end is in it.
+            assert since < datetime.fromisoformat(FINISHED[:19] + "+00:00").timestamp() < until
+            return Response("\n".join(self.signals))
 
         @app.get("/containers/{name}/logs")
         async def logs(name: str) -> Response:
@@ -260,7 +273,7 @@ async def test_what_is_printed_is_read_apart():
 async def test_memory_and_time_are_limits_of_the_agent():
     fake = FakeDocker()
     async with started(fake) as runner:
-        fake.output, fake.end = b"so far", {"StatusCode": 137, "OOMKilled": True}
+        fake.output, fake.end = b"so far", fake.end | {"StatusCode": 137, "OOMKilled": True}
         killed = await make_attempt(runner)
         fake.runs_on = True
         late = await make_attempt(runner, timeout_s=-4.9)  # with the grace of 5 s: at once
@@ -433,6 +446,21 @@ def test_ends_are_those_of_any_agent():
     assert (lost.exit, lost.error) == ("lost", "the pod was deleted")
 
 
+@pytest.mark.parametrize(
+    ("output", "code"), [(b"\nagent-r1-report timeout -\n", 0), (b"so far", 137)]
+)
+async def test_a_container_that_is_stopped_from_outside_is_a_loss(output: bytes, code: int):
+    """An agent may end process 1 too: then nobody has sent a signal, and it is the agent's end."""
+    fake = FakeDocker()
+    async with started(fake) as runner:
+        fake.output, fake.end = output, fake.end | {"StatusCode": code}
+        by_itself = await make_attempt(runner)
+        fake.signals = ['{"Action": "kill"}']
+        stopped = await make_attempt(runner)
+    assert (by_itself["why"], "lost" in by_itself) == ("ended" if code else "timeout", False)
+    assert stopped == {"lost": "the container was stopped from outside"}
+
+
 # --- what is asked of Kubernetes ----------------------------------------------------------------
 
 
@@ -444,6 +472,7 @@ class FakeCluster:
         self.pods: list[list[dict[str, Any]]] = []
         """Events of each watch in turn; the last stays open."""
         self.tokens: list[str] = []
+        self.output = b"Paris" + REPORT
         self.app = app = FastAPI()
         jobs, pods = (f"/{path}/namespaces/runs" for path in ("apis/batch/v1", "api/v1"))
 
@@ -480,7 +509,7 @@ class FakeCluster:
 
         @app.get(f"{pods}/pods/p/log")
         async def log() -> Response:
-            return Response(b"Paris" + REPORT)
+            return Response(self.output)
 
 
 def pod(status: dict[str, Any], state: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -557,6 +586,12 @@ async def test_a_watch_that_ends_is_begun_again(account: Path):
 async def test_a_pod_that_is_deleted_or_has_no_place_is_no_fault_of_the_agent(account: Path):
     fake = FakeCluster()
     async with in_cluster(fake) as runner:
+        deleted = copy.deepcopy(ENDED)
+        deleted["object"]["metadata"]["deletionTimestamp"] = FINISHED
+        paris, fake.output = fake.output, b"\nagent-r1-report timeout -\n"
+        fake.pods = [[RUNS, deleted]]
+        assert await make_attempt(runner) == {"lost": "the container was stopped from outside"}
+        fake.output = paris
         fake.pods = [[RUNS, {**RUNS, "type": "DELETED"}]]
         deleted = await make_attempt(runner)
         fake.pods = [[PENDING]]
@@ -582,6 +617,11 @@ async def test_a_pod_that_is_deleted_or_has_no_place_is_no_fault_of_the_agent(ac
         ),
         ({"phase": "Failed", "reason": "DeadlineExceeded"}, None, Ended("timeout")),
         ({"phase": "Failed", "reason": "Evicted", "message": "disk"}, None, "Evicted disk"),
+        (
+            {"phase": "Failed", "reason": "NodeShutdown"},
+            {"terminated": {"exitCode": 137}},
+            "NodeShutdown",
+        ),
         (
             {"phase": "Pending"},
             {"waiting": {"reason": "ErrImagePull", "message": "no such image"}},

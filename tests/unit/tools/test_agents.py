@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 
 import agent_r1
 from agent_r1.runtime.agent_settings import AgentSettings
@@ -147,6 +148,21 @@ async def offered(agents: attached.AttachedAgents) -> AsyncIterator[asyncio.Task
     call.cancel()
 
 
+async def test_a_program_is_told_of_the_gateway_that_called_last():
+    agents = attached.AttachedAgents(attached=True)
+    async with offered(agents):
+        taken = await agents.take(10.0)
+        assert taken is not None
+        moved = taken.attempt.model_copy(update={"url": "http://other/sessions/one/v1"})
+        context = CallContext("one", 0, moved.model_dump(mode="json"), 60.0)
+        again = asyncio.create_task(agents.call({}, context))
+        await asyncio.sleep(0)
+        followed = agents.follow(taken.id)
+        again.cancel()
+    assert followed is not None
+    assert followed.attempt.url == "http://other/sessions/one/v1"
+
+
 @pytest.mark.parametrize("arrives", [False, True])
 async def test_an_attempt_whose_program_never_asked_for_it_is_given_to_another(
     arrives: bool, monkeypatch: pytest.MonkeyPatch
@@ -196,3 +212,23 @@ async def test_attempts_are_handed_out_to_those_who_wait_and_not_once_they_are_c
         await agents.close("one")
         assert await agents.take(0.0) is None
         assert agents.follow(again.id) is None
+
+
+async def test_an_attempt_goes_to_another_program_where_the_one_that_asked_has_gone():
+    agents = attached.AttachedAgents(attached=True)
+    app = FastAPI()
+    attached.add_attempts(app, agents)
+    told: list[Any] = [{"type": "http.request", "body": b"{}"}]
+
+    async def receive() -> Any:
+        return told.pop() if told else {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        pass
+
+    scope: Any = {"type": "http", "method": "POST", "path": "/attempts", "headers": []}
+    async with offered(agents):
+        await app(scope | {"query_string": b""}, receive, send)
+        again = await agents.take(0.0)
+        assert again is not None
+        assert again.id == "one.2"

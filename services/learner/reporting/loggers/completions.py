@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from agent_r1.runs.record import prompt_messages
 from agent_r1.runtime.unicode import repair_text
-from agent_r1_proto.tasks import ChatMessage
 
 COLUMNS = (
     *("step", "task_id", "group_id", "sample_index", "status", "prompt", "completion"),
@@ -31,7 +31,7 @@ def completion_of(record: Mapping[str, Any]) -> Completion:
     The completion has what the policy wrote and, after each turn, what its calls returned;
     components are a JSON object, because runs have different ones.
     """
-    prompt = [ChatMessage.model_validate(message).shown() for message in record["prompt"]]
+    prompt = [message.shown() for message in prompt_messages(record)]
     written = [one["text"] for turn in record["turns"] for one in (turn, *turn["calls"])]
     reward = record["reward"] or {}
     texts = {"prompt": prompt, "completion": written}
