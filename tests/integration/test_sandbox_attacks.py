@@ -25,6 +25,7 @@ import pytest_asyncio
 from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.sandbox.python_exec import PythonExec
 from agent_r1_proto.tools import CallReply, ToolResult
+from tests.support.learner_fakes import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LIMITS: dict[str, Any] = {
@@ -400,9 +401,10 @@ async def test_a_file_in_the_machines_tmp_is_not_there(tmp_path: Path):
 
 
 @pytest.fixture
-def tcp_server() -> Iterator[tuple[int, list[object]]]:
-    """A listening port of this machine, and the connections it got."""
-    got: list[object] = []
+def tcp_server() -> Iterator[tuple[int, list[bytes]]]:
+    """A listening port of this machine, and what was first sent to it on each connection: a client
+    of another test may still look for one that had the port before."""
+    got: list[bytes] = []
     server = socket.create_server(("127.0.0.1", 0))
     server.settimeout(0.05)
     stopping = threading.Event()
@@ -410,7 +412,10 @@ def tcp_server() -> Iterator[tuple[int, list[object]]]:
     def accept() -> None:
         while not stopping.is_set():
             with contextlib.suppress(TimeoutError):
-                got.append(server.accept())
+                connection, _ = server.accept()
+                with connection, contextlib.suppress(OSError):
+                    connection.settimeout(1)
+                    got.append(connection.recv(64))
 
     thread = threading.Thread(target=accept)
     thread.start()
@@ -420,13 +425,16 @@ def tcp_server() -> Iterator[tuple[int, list[object]]]:
     server.close()
 
 
-async def test_a_port_of_the_machine_cannot_be_reached(tcp_server: tuple[int, list[object]]):
-    port, connections = tcp_server
-    code = f"import socket\nsocket.create_connection(('127.0.0.1', {port}), 1)\nprint('ESCAPED')"
+async def test_a_port_of_the_machine_cannot_be_reached(tcp_server: tuple[int, list[bytes]]):
+    port, received = tcp_server
+    code = f"import socket\nsocket.create_connection(('127.0.0.1', {port}), 1).send(b'ESCAPED')"
     async with serving() as client:
         assert "OSError" in (await run_code(client, code)).text()
         await assert_it_answers(client)
-    assert connections == []
+    with socket.create_connection(("127.0.0.1", port)) as own:
+        own.send(b"mine")
+    await eventually(lambda: b"mine" in received)
+    assert b"ESCAPED" not in received
 
 
 async def test_an_abstract_socket_of_the_machine_cannot_be_reached():
