@@ -405,6 +405,30 @@ async def test_a_program_delegates_and_runs_out_of_room(
     rows.append(watched.with_figures(row))
 
 
+async def test_mini_ends_where_it_has_no_room(
+    broker: Broker, run_id: str, rows: list[Sequence[object]], monkeypatch: pytest.MonkeyPatch
+):
+    """It has no compaction, and knows the error of a full context: it does not ask for ever."""
+    watched, histories = Watched(), Histories()
+    monkeypatch.setattr(relay, "_pump", watched.pump)
+    program, chat, room = PROGRAMS["mini"], scene_chat(), 40_000
+    said = [*chat.encode(program.call(LONG)), min(chat._end_of_turn_ids)]
+
+    def write(token_ids: list[int], number: int) -> list[int]:
+        histories.note("main", token_ids, said)
+        return said
+
+    policy = FakePolicy(write, eos_token_ids=said[-1:], max_context=room)
+    rules = replace(RULES, max_context=room)
+    async with agent_scene(broker, chat, policy, config_of("mini"), rules=rules) as attempts:
+        trajectory = await attempts.run(rollout_task(run_id, task=Task(id="q", prompt=PROMPT)))
+    assert trajectory.status == "TRUNCATED"
+    assert trajectory.reason.startswith("agent_failed")
+    assert len(trajectory.turns) > 1
+    name = "mini, at a full context"
+    rows.append(watched.with_figures(report_of(name, trajectory, histories)))
+
+
 async def test_pi_checks_a_program_as_the_example_has_it(broker: Broker, run_id: str):
     example = REPOSITORY / "examples" / "tiny_code" / "pi"
     config, chat = config_of("pi"), scene_chat()
