@@ -1,7 +1,7 @@
 """The application of the console over a folder of runs.
 
-Reads the folders of the runs and the Redis of a running one; actions.py changes it. door.py lets
-callers in; the files `*_pages.py` have the pages.
+Reads the folders of the runs and the Redis of a running one; control/ changes it. door.py lets
+callers in; the files `*_pages.py`, trajectories/ and control/ have the pages.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
+from agent_r1.console.control.pages import add_services
 from agent_r1.console.curve_pages import add_curves
 from agent_r1.console.door import HEADERS, LOGIN, Door, local_path
 from agent_r1.console.evaluation_pages import add_evaluations
@@ -23,8 +24,7 @@ from agent_r1.console.pages import STATIC_DIR, page
 from agent_r1.console.run_pages import add_runs
 from agent_r1.console.runs import Runs, UnknownRunError
 from agent_r1.console.series import MetricsCache
-from agent_r1.console.service_pages import add_services
-from agent_r1.console.trajectory_pages import add_trajectories
+from agent_r1.console.trajectories.pages import add_trajectories
 from agent_r1.runtime.http.token import RunToken
 
 

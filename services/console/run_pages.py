@@ -43,12 +43,17 @@ def add_runs(app: FastAPI, runs: Runs, cache: MetricsCache) -> None:
         found = read_json_lines(run.folder / EVALUATIONS_FILE)
         with cache.reading([run.folder]) as (metrics,):
             at_step = _step_metrics(metrics, step)
+        failed, evaluated = _failure_rows(run.folder), _evaluation_rows(found)
+        failures = fitting(failed, lambda row: row)[::-1]
+        evaluations = fitting(evaluated, _texts_of)[::-1]
         return page(
             request,
             "run.html",
             run=run,
-            failures=fitting(_failure_rows(run.folder), lambda row: row)[::-1],
-            evaluations=fitting(_evaluation_rows(found), _texts_of)[::-1],
+            failures=failures,
+            older_failures=len(failed) - len(failures),
+            evaluations=evaluations,
+            older_evaluations=len(evaluated) - len(evaluations),
             step=step,
             step_metrics=at_step,
         )

@@ -38,7 +38,7 @@ CACHE_KIB = 64 * 1024
 """Pages of the index in memory; with SQLite's own 2 MiB, 100,000 rows take three times as long."""
 LOCK_TIMEOUT_S = 60.0
 """Longest wait for another process that is writing the index."""
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Number of the schema below; an index of another one is built anew."""
 SORTED = (
     *("step", "reward", "process_reward", "advantage", "first_version", "last_version"),
@@ -62,7 +62,8 @@ _INDEXED = (
     ("group_id",),
 )
 _SCHEMA = [
-    "CREATE TABLE files (id INTEGER PRIMARY KEY, name TEXT UNIQUE, size INTEGER, mtime INTEGER)",
+    "CREATE TABLE files (id INTEGER PRIMARY KEY, name TEXT UNIQUE, size INTEGER, mtime INTEGER, "
+    "damage TEXT)",
     "CREATE TABLE trajectories (id INTEGER PRIMARY KEY AUTOINCREMENT, file INTEGER, row INTEGER, "
     + ", ".join(f'"{name}" {_TYPES[kind]}' for name, kind in FLAT.items())
     + ")",
@@ -180,7 +181,7 @@ class RunIndex:
     ) -> int:
         """Read the files that are new or have changed, the newest first.
 
-        A damaged file is logged and left out.
+        A damaged file is logged and left out; `damaged` names it.
 
         Args:
             limit_s: time after which the rest waits for the next call; None: all are read.
@@ -228,22 +229,21 @@ class RunIndex:
         self._db.execute("DELETE FROM files WHERE name = ?", (name,))
         if stamp is None:
             return
-        try:
-            records = list(self._files[name].records())
-        except FileNotFoundError:
-            return  # the learner has removed it since
-        except ValueError as exc:
-            logger.warning("%s", exc)
-            records = []
-        added = self._db.execute("INSERT INTO files VALUES (NULL, ?, ?, ?)", (name, *stamp))
+        file = self._files[name]
+        added = self._db.execute("INSERT INTO files VALUES (NULL, ?, ?, ?, '')", (name, *stamp))
         self._db.execute("SAVEPOINT file")
         try:
-            for number, record in enumerate(records):
-                row = flat_row(record, self._files[name].evaluation)
+            for number, record in enumerate(file.records()):
+                row = flat_row(record, file.evaluation)
                 self._add(added.lastrowid, number, row, searched_text(record))
-        except _DAMAGE as exc:  # JSON of another shape
+        except FileNotFoundError:  # the learner has removed it since
+            self._db.execute("DELETE FROM files WHERE name = ?", (name,))
+        except _DAMAGE as exc:
+            is_named = str(file.path) in str(exc)  # otherwise it is JSON of another shape
+            damage = str(exc) if is_named else f"{file.path} is damaged ({exc!r}); remove it"
+            logger.warning("%s", damage)
             self._db.execute("ROLLBACK TO file")
-            logger.warning("%s is damaged (%r); it is left out", self._files[name].path, exc)
+            self._db.execute("UPDATE files SET damage = ? WHERE name = ?", (damage, name))
         self._db.execute("RELEASE file")
 
     def _add(self, file: int | None, number: int, row: Mapping[str, Any], text: str) -> None:
@@ -257,6 +257,10 @@ class RunIndex:
         self._db.execute("INSERT INTO texts (rowid, text) VALUES (?, ?)", (key, _spaced(text)))
 
     # Questions
+
+    def damaged(self) -> list[str]:
+        """Return what is wrong with the files that are left out, a sentence for each."""
+        return [text for (text,) in self._all("SELECT damage FROM files WHERE damage != ''")]
 
     @_mending
     def rows(self, query: Query) -> list[dict[str, Any]]:

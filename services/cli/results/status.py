@@ -19,14 +19,14 @@ from agent_r1.cli.results.dead_letters import print_summary, with_stored
 from agent_r1.config.host_settings import given_redis
 from agent_r1.config.live_run import redis_of, run_config
 from agent_r1.config.sources import ConfigError
-from agent_r1.console.run_state import read_run_state
-from agent_r1.console.services_view import (
+from agent_r1.console.control.services import (
     read_models,
     read_servers,
     read_streams,
     read_tools,
     since,
 )
+from agent_r1.console.run_state import read_run_state
 from agent_r1.launch.local_view import in_line, total_steps
 from agent_r1_proto.dead_letters import DeadLetter
 from agent_r1_proto.registry import ToolRegistry

@@ -13,7 +13,7 @@ import time
 from agent_r1.cli.declare import number
 from agent_r1.cli.live_run import add_run, ask_run
 from agent_r1.config.sources import ConfigError
-from agent_r1.console.operations import LOOK_S, drain_server
+from agent_r1.console.control.operations import LOOK_S, drain_server
 from agent_r1_proto.registry import DRAIN_EXPIRY_S, Registry, RolloutServer
 
 

@@ -18,7 +18,7 @@ from agent_r1.cli.live_run import ask, redis_and_name
 from agent_r1.cli.services.serve import configure_logging
 from agent_r1.config import checks as config_checks
 from agent_r1.config.run import ConfigError, load_config
-from agent_r1.console.operations import (
+from agent_r1.console.control.operations import (
     LOOK_S,
     drain_tools,
     is_needed,

@@ -27,6 +27,10 @@ function show({ target }) {
   document.querySelector("#value").textContent = `Token ${number} ${JSON.stringify(target.textContent)}: ${target.title}`;
 }
 
+function keep({ target }) {
+  for (const one of tokens) one.tabIndex = one === target ? 0 : -1; // Tab comes back to it
+}
+
 function move(event) {
   const place = tokens.indexOf(event.target);
   const to = { ArrowLeft: place - 1, ArrowRight: place + 1, Home: 0, End: tokens.length - 1 }[event.key];
@@ -37,4 +41,5 @@ function move(event) {
 
 list?.addEventListener("pointerover", show);
 list?.addEventListener("focusin", show);
+list?.addEventListener("focusin", keep);
 list?.addEventListener("keydown", move);

@@ -17,7 +17,7 @@ import pytest
 
 from agent_r1.console import runs as runs_module
 from agent_r1.console.app import create_app
-from agent_r1.console.pages import MOST_RUNS, STATIC_DIR, key_of, name_of
+from agent_r1.console.pages import MOST_RUNS, ROWS, STATIC_DIR, key_of, name_of
 from agent_r1.console.run_state import RunState
 from agent_r1.console.runs import Runs, UnknownRunError
 from tests.support.config_scene import write_scene
@@ -214,10 +214,11 @@ async def test_a_step_shows_what_was_measured_in_it(
     folder = write_run(scene, root / "run")
     append_lines(folder / "metrics.jsonl", [step_line(1), step_line(2, **{"loss/total": 0.25})])
     failure = {"step": 1, "where": "tools", "kind": "k", "reason": "tool search: no corpus"}
-    append_lines(folder / "failures.jsonl", [failure])
+    append_lines(folder / "failures.jsonl", [failure | {"step": 0}] * 7 + [failure] * ROWS)
     found = await page(browser, "/runs/run?step=2")
     assert re.search(r"loss/total\s*0\.25", found.text)
-    assert "tool search: no corpus" in found.text
+    assert found.text.count("tool search: no corpus") == ROWS
+    assert "7 older ones are in failures.jsonl" in found.text
     assert "loss/total" not in (await page(browser, "/runs/run?step=1")).text
     assert "The run has no step 9" in (await page(browser, "/runs/run?step=9")).text
 

@@ -149,7 +149,7 @@ async def test_files_that_are_not_indexed_yet_are_counted(
 ):
     store.write("step_000001", [sample(0, 0, 0.0)])
     store.write("step_000002", [sample(1, 0, 0.0, step=2)])
-    monkeypatch.setattr("agent_r1.console.trajectory_pages.INDEX_S", -1)
+    monkeypatch.setattr("agent_r1.console.trajectories.pages.INDEX_S", -1)
     found = await page(browser, path)
     assert "2 of 2 files are not indexed yet" in found.text
     assert not [text for text in ("No stored", "None.", "fewer than two") if text in found.text]
@@ -246,7 +246,10 @@ async def test_a_damaged_line_takes_no_list_down(
     file = tmp_path / "runs" / "run" / "trajectories" / "step_000002.jsonl"
     file.write_text(line + "\n")
     for path in (LIST, "/runs/run/groups", "/runs/run/beside"):
-        assert "q0" in (await page(browser, path)).text
+        found = (await page(browser, path)).text
+        assert "q0" in found
+        assert "1 of 2 files are left out" in found
+        assert "step_000002.jsonl is damaged" in found
     transport = httpx.ASGITransport(
         app=create_app(Runs(tmp_path / "runs"), None), raise_app_exceptions=False
     )
@@ -254,8 +257,8 @@ async def test_a_damaged_line_takes_no_list_down(
         transport=transport, base_url="http://console.test", headers={"accept": "text/html"}
     ) as client:
         answer = await client.get(f"{LIST}/step_000002.jsonl/0")
-    assert answer.status_code == 500
-    assert "a file of the run may be damaged" in answer.text
+    assert answer.status_code == 409
+    assert "step_000002.jsonl, row 0, is damaged" in answer.text
     assert answer.headers["content-security-policy"].startswith("default-src 'none'")
 
 

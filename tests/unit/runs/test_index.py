@@ -173,6 +173,7 @@ def test_a_damaged_file_is_said_once_and_the_others_are_found(
     with caplog.at_level("WARNING"):
         assert [index.refresh(), index.refresh()] == [0, 0]
     assert [("step_000001" in one.message) for one in caplog.records] == [True]
+    assert [("step_000001.parquet is damaged" in one) for one in index.damaged()] == [True]
     assert {row["step"] for row in index.rows(Query(equal={"evaluation": None}))} == {2}
 
 

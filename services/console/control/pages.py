@@ -1,6 +1,6 @@
 """Pages of the services of a run: what they do now, and what may be changed.
 
-services_view.py reads them from Redis; actions.py says what may be changed.
+services.py reads them from Redis; actions.py says what may be changed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
 from agent_r1.config.live_run import check_redis, redis_of
-from agent_r1.console import operations
-from agent_r1.console.actions import (
+from agent_r1.console.control import operations
+from agent_r1.console.control.actions import (
     ACTIONS,
     STOP,
     STOP_DONE,
@@ -25,15 +25,15 @@ from agent_r1.console.actions import (
     WEIGHT_PREFIX,
     Fields,
 )
-from agent_r1.console.pages import ROWS, name_of, page
-from agent_r1.console.runs import Run, Runs
-from agent_r1.console.services_view import (
+from agent_r1.console.control.services import (
     read_models,
     read_servers,
     read_streams,
     read_tools,
     since,
 )
+from agent_r1.console.pages import ROWS, name_of, page
+from agent_r1.console.runs import Run, Runs
 from agent_r1_proto.registry import ToolRegistry
 from agent_r1_proto.streams import Broker
 

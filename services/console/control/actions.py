@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from agent_r1.console import operations
+from agent_r1.console.control import operations
 from agent_r1_proto.registry import Registry, ToolRegistry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tool_pool import ToolState

@@ -6,7 +6,8 @@ time; app.py adds the routes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,9 +19,9 @@ from pydantic_core import to_json
 from starlette.responses import Response
 
 from agent_r1.console.pages import name_of, number, page, pager
-from agent_r1.console.runs import Runs
-from agent_r1.console.trajectory_filter import EVALUATION, STEPS, Filter
-from agent_r1.console.trajectory_view import (
+from agent_r1.console.runs import DAMAGE, Runs
+from agent_r1.console.trajectories.filter import EVALUATION, STEPS, Filter
+from agent_r1.console.trajectories.view import (
     LEGENDS,
     TEXT_BYTES,
     TOKENS,
@@ -109,7 +110,7 @@ class _Pages:
         """
         with RunIndex(self._runs.folder(name)) as index:
             values["left"] = index.refresh(INDEX_S, is_first)
-            rows = ask(index)
+            rows, values["damaged"] = ask(index), index.damaged()
         turn = pager(request, start, len(rows), PAGE_ROWS)
         values |= {"rows": rows[:PAGE_ROWS], "files": len(files), "start": start}
         return page(request, template, name=name, pager=turn, **values)
@@ -205,39 +206,41 @@ class _Pages:
     ) -> Response:
         chosen = Filter(request.query_params)
         run = _kept_run(self._runs.folder(name))
-        stored = run.file(file).read(row)
-        record, tokens = filled(stored.record), stored.tokens
-        texts, found = None, None
-        if tokens is not None:
-            some = tokens.token_ids[token : token + TOKENS].tolist()
-            texts = _token_texts(run, some)
-            listed = texts or [f"{one} " for one in some]
-            found = shades(tokens, listed, record["version_spans"], colour, token)
-        return page(
-            request,
-            "trajectory.html",
-            name=name,
-            record=record,
-            list_address=chosen.address(start=max(0, at - 1) // PAGE_ROWS * PAGE_ROWS),
-            pager=self._neighbours(name, chosen, at, (file, row)) if at else (),
-            link=lambda **changes: f"?{request.url.include_query_params(**changes).query}",
-            json=f"{request.url.path}/json",
-            is_sample=run.file(file).evaluation is None,
-            facts=_facts(record, run.file(file).evaluation),
-            prompt=[(one.role, one.shown()) for one in prompt_messages(record)],
-            first_turn=min(turn, max(0, len(record["turns"]) - 1)),
-            texts=Texts(),
-            reasons=Texts(REASON_BYTES),
-            tree=agents_of(record),
-            shades=found,
-            has_texts=texts is not None,
-            colour=colour,
-            colours=_colours(stored),
-            legend=LEGENDS[colour],
-            token=token,
-            most_tokens=TOKENS,
-            num_tokens=0 if tokens is None else len(tokens.token_ids),
-        )
+        whole = run.file(file)
+        with _naming(whole, row):
+            stored = whole.read(row)
+            record, tokens = filled(stored.record), stored.tokens
+            texts, found = None, None
+            if tokens is not None:
+                some = tokens.token_ids[token : token + TOKENS].tolist()
+                texts = _token_texts(run, some)
+                listed = texts or [f"{one} " for one in some]
+                found = shades(tokens, listed, record["version_spans"], colour, token)
+            return page(
+                request,
+                "trajectory.html",
+                name=name,
+                record=record,
+                list_address=chosen.address(start=max(0, at - 1) // PAGE_ROWS * PAGE_ROWS),
+                pager=self._neighbours(name, chosen, at, (file, row)) if at else (),
+                link=lambda **changes: f"?{request.url.include_query_params(**changes).query}",
+                json=f"{request.url.path}/json",
+                is_sample=whole.evaluation is None,
+                facts=_facts(record, whole.evaluation),
+                prompt=[(one.role, one.shown()) for one in prompt_messages(record)],
+                first_turn=min(turn, max(0, len(record["turns"]) - 1)),
+                texts=Texts(),
+                reasons=Texts(REASON_BYTES),
+                tree=agents_of(record),
+                shades=found,
+                has_texts=texts is not None,
+                colour=colour,
+                colours=_colours(stored),
+                legend=LEGENDS[colour],
+                token=token,
+                most_tokens=TOKENS,
+                num_tokens=0 if tokens is None else len(tokens.token_ids),
+            )
 
     def _neighbours(
         self, name: str, chosen: Filter, at: int, own: tuple[str, int]
@@ -273,6 +276,17 @@ class _Pages:
         return Response(
             to_json(repair_json(whole), inf_nan_mode="null"), media_type="application/json"
         )
+
+
+@contextmanager
+def _naming(file: StoredFile, row: int) -> Generator[None]:
+    """Let an error of JSON of another shape name where it stands."""
+    try:
+        yield
+    except ValueError:
+        raise
+    except DAMAGE as exc:
+        raise ValueError(f"{file.path}, row {row}, is damaged: {exc!r}; go back to others") from exc
 
 
 def _links_of_steps(first: str, last: str) -> list[tuple[str, str]]:

@@ -1,0 +1,1 @@
+"""The services of a running run: what they do now, and what a person changes on them."""
