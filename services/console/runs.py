@@ -12,16 +12,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from agent_r1.config.live_run import run_config
 from agent_r1.config.run import Config
 from agent_r1.config.sources import flat_leaves
 from agent_r1.console.run_state import RunState, read_run_state
 from agent_r1.launch.local_view import total_steps
+from agent_r1.learner.outcome import read_summary
 from agent_r1.runs.remote import Mirror
-from agent_r1.runtime.evaluation_client import SetScores, mean_over_sets, means_over_sets
-from agent_r1.runtime.files.run_folder import CONFIG_FILE, EVALUATIONS_FILE, METRICS_FILE
+from agent_r1.runtime.files.run_folder import (
+    CONFIG_FILE,
+    EVALUATIONS_FILE,
+    METRICS_FILE,
+    SUMMARY_FILE,
+)
 from agent_r1.runtime.files.state import last_object, read_object
 from agent_r1.runtime.unicode import repair_text
 
@@ -45,7 +48,7 @@ class Run:
     config: Config | None
     """None where its file cannot be read."""
     problem: str
-    """Reason of that; "" without one."""
+    """What is wrong with its files; "" where nothing is."""
     state: RunState
     total_steps: int
     """0 where it is not known."""
@@ -79,18 +82,8 @@ class Run:
 
     @property
     def score(self) -> float | None:
-        """Mean of `evaluation.score` over the sets of the last evaluation."""
-        if self.config is None:
-            return None
-        sets = last_object(self.folder / EVALUATIONS_FILE).get("sets", {})
-        try:
-            scores = {name: SetScores.model_validate(values) for name, values in sets.items()}
-        except (AttributeError, ValidationError):
-            return None
-        wanted = self.config.evaluation.score
-        if wanted == "reward":
-            return mean_over_sets(scores, wanted, list(scores))
-        return means_over_sets(scores, "components", list(scores)).get(wanted)
+        """Mean of `evaluation.score` in the last evaluation, over the sets that are trained on."""
+        return last_object(self.folder / EVALUATIONS_FILE).get("score")
 
 
 class Runs:
@@ -140,6 +133,7 @@ class Runs:
             status = (folder / CONFIG_FILE).stat()
             config, total, problem = _configuration(folder, status.st_mtime_ns, status.st_size)
             at_work = None if self.mirror is None else self.mirror.at_work(name)
+            problem = problem or _problem_of_summary(folder)
             return Run(name, folder, config, problem, read_run_state(folder, at_work), total)
         except DAMAGE as exc:  # of this run alone: the pages of all runs must not end with it
             problem = f"a file of {folder} cannot be read: {exc!r}"
@@ -148,6 +142,16 @@ class Runs:
     def some(self, names: Iterable[str]) -> list[Run]:
         """Read several runs."""
         return [self.run(name) for name in names]
+
+
+def _problem_of_summary(folder: Path) -> str:
+    try:
+        read_summary(folder)
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError) as exc:
+        return f"{folder / SUMMARY_FILE} cannot be read, so how it ended is not known: {exc}"
+    return ""
 
 
 def _is_a_name(name: str) -> bool:

@@ -228,7 +228,9 @@ class Evaluations:
         values = evaluation.metrics()
         self._metrics |= values
         folder.write_scalars(evaluation.step, values)
-        folder.write_evaluation(evaluation.step, evaluation.name, evaluation.record())
+        folder.write_evaluation(
+            evaluation.step, evaluation.name, evaluation.record() | {"score": score}
+        )
         stored = _stored(evaluation, self._spec.learner.stored_limit, self._spec.system_prompt)
         folder.write_trajectories(f"eval_{evaluation.label}", stored)
         if evaluation.name == "after":

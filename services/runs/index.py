@@ -22,8 +22,16 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from agent_r1.runs.record import prompt_messages
-from agent_r1.runs.store import FLAT, StoredFile, StoredTrajectory, flat_row, stored_files
+from agent_r1.runs.store import (
+    FLAT,
+    StoredFile,
+    StoredTrajectory,
+    UnreadableError,
+    flat_row,
+    stored_files,
+)
 from agent_r1.runtime.files.private import private_folder
+from agent_r1.runtime.imports import MissingPackageError
 from agent_r1_proto.parts import shown_text
 
 logger = logging.getLogger(__name__)
@@ -157,6 +165,7 @@ class RunIndex:
         self.path = folder / f"{self._run_folder.name}-{digest}.sqlite"
         """File of the index."""
         self._files: dict[str, StoredFile] = {}
+        self._unreadable: dict[str, str] = {}
         with self.usable():
             private_folder(folder)
             try:
@@ -181,7 +190,8 @@ class RunIndex:
     ) -> int:
         """Read the files that are new or have changed, the newest first.
 
-        A damaged file is logged and left out; `damaged` names it.
+        A damaged file is logged and left out; `damaged` names it. One that cannot be read now is
+        read the next time.
 
         Args:
             limit_s: time after which the rest waits for the next call; None: all are read.
@@ -199,6 +209,7 @@ class RunIndex:
 
     def _refresh(self, limit_s: float | None, is_first: Callable[[StoredFile], bool] | None) -> int:
         started = time.monotonic()
+        self._unreadable = {}
         self._files = {file.path.name: file for file in reversed(stored_files(self._run_folder))}
         stamps = {name: stamp for name, file in self._files.items() if (stamp := _stamp(file))}
         known = {name: (size, mtime) for name, size, mtime in self._all(_KNOWN_FILES)}
@@ -238,6 +249,12 @@ class RunIndex:
                 self._add(added.lastrowid, number, row, searched_text(record))
         except FileNotFoundError:  # the learner has removed it since
             self._db.execute("DELETE FROM files WHERE name = ?", (name,))
+        except MissingPackageError:
+            raise
+        except UnreadableError as exc:
+            self._unreadable[name] = str(exc)
+            self._db.execute("ROLLBACK TO file")
+            self._db.execute("DELETE FROM files WHERE name = ?", (name,))
         except _DAMAGE as exc:
             is_named = str(file.path) in str(exc)  # otherwise it is JSON of another shape
             damage = str(exc) if is_named else f"{file.path} is damaged ({exc!r}); remove it"
@@ -260,7 +277,8 @@ class RunIndex:
 
     def damaged(self) -> list[str]:
         """Return what is wrong with the files that are left out, a sentence for each."""
-        return [text for (text,) in self._all("SELECT damage FROM files WHERE damage != ''")]
+        known = [text for (text,) in self._all("SELECT damage FROM files WHERE damage != ''")]
+        return [*self._unreadable.values(), *known]
 
     @_mending
     def rows(self, query: Query) -> list[dict[str, Any]]:

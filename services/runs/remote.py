@@ -19,6 +19,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 import httpx
 from fastapi import FastAPI, HTTPException, Query
@@ -325,14 +326,14 @@ class Mirror:
             lines.seek(start)
             tail = lines.read()
             wanted = f"bytes={start}-{one.size_bytes - 1}"
-            answer = self._client.get(f"{LIST_PATH}/{one.path}", headers={"range": wanted})
+            answer = self._client.get(f"{LIST_PATH}/{quote(one.path)}", headers={"range": wanted})
             if answer.status_code != 206 or not answer.content.startswith(tail):
                 return False
             lines.write(answer.content[len(tail) :])
         return True
 
     def _fetch(self, file: Path, one: RunFile) -> None:
-        with self._client.stream("GET", f"{LIST_PATH}/{one.path}") as answer:
+        with self._client.stream("GET", f"{LIST_PATH}/{quote(one.path)}") as answer:
             if answer.status_code == 404:  # the learner has removed it since
                 return
             answer.raise_for_status()

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent_r1.runs.store import EXTRA, StoredFile, stored_files
+from agent_r1.runs.store import StoredFile, stored_files
 from agent_r1.runtime.files.run_folder import (
     CHECKPOINTS_DIR,
     CONDITIONS_FILE,
@@ -147,7 +147,7 @@ class Run:
             return []
 
     def _frame(self, rows: list[dict[str, Any]], columns: list[str]) -> pd.DataFrame:
-        pandas = import_extra("pandas", EXTRA, "a frame of a run")
+        pandas = import_extra("pandas", "data", "a frame of a run")
         return pandas.DataFrame(rows) if rows else pandas.DataFrame(columns=columns)
 
 

@@ -36,7 +36,7 @@ from agent_r1_proto.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
 
-EXTRA = "data"
+EXTRA = "console"
 ROWS_AT_ONCE = 64
 """Rows of a part of a file: what is read for one trajectory, and written at once."""
 STEP_FILE = re.compile(r"step_(\d+)")
@@ -63,6 +63,10 @@ ARRAYS = (
     *("token_ids", "action_mask", "rollout_logprobs"),
     *("learner_logprobs", "entropies", "advantages"),
 )
+
+
+class UnreadableError(ValueError):
+    """A file cannot be read now, though it may be whole: no descriptor is free, no right to it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,8 +150,9 @@ class StoredFile:
         if self._is_lines:
             yield from (flat_row(record, self.evaluation) for record in self.records())
             return
-        for row in self._column_rows([*FLAT, *NESTED]):
-            yield row | {"components": dict(row["components"])}
+        with self._open() as file:
+            for row in file.read([*FLAT, *NESTED]).to_pylist():
+                yield row | {"components": dict(row["components"])}
 
     def records(self) -> Iterator[dict[str, Any]]:
         """Yield the record of each trajectory.
@@ -156,9 +161,15 @@ class StoredFile:
             ValueError: the file is damaged.
         """
         if not self._is_lines:
-            yield from (from_json(row["record"]) for row in self._column_rows(["record"]))
+            with self._open() as file:
+                yield from map(from_json, file.read(["record"])["record"].to_pylist())
             return
-        lines = split_lines(self.path.read_text(encoding="utf-8"))
+        try:
+            lines = split_lines(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError) as exc:
+            raise self._problem(exc) from exc
         for number, line in enumerate(lines, start=1):
             try:
                 yield json.loads(line)
@@ -199,10 +210,6 @@ class StoredFile:
     def _is_lines(self) -> bool:
         return self.path.suffix == ".jsonl"
 
-    def _column_rows(self, columns: list[str]) -> Iterator[dict[str, Any]]:
-        with self._open() as file:
-            yield from file.read(columns).to_pylist()
-
     @contextmanager
     def _open(self) -> Iterator[Any]:
         parquet = import_extra("pyarrow.parquet", EXTRA, f"the file {self.path}")
@@ -211,10 +218,19 @@ class StoredFile:
                 yield file
         except FileNotFoundError:
             raise
-        except (OSError, import_extra("pyarrow", EXTRA, "").ArrowInvalid) as exc:
-            raise ValueError(
-                f"{self.path} is damaged ({exc}); remove it, and the other steps can be read"
-            ) from exc
+        except _DAMAGE as exc:
+            raise self._problem(exc) from exc
+
+    def _problem(self, exc: Exception) -> ValueError:
+        if isinstance(exc, OSError) and exc.errno is not None:  # pyarrow's own have none
+            return UnreadableError(f"{self.path} cannot be read ({exc}); look again")
+        return ValueError(
+            f"{self.path} is damaged ({exc!r}); remove it, and the other steps can be read"
+        )
+
+
+_DAMAGE = (OSError, ValueError, TypeError, LookupError, NotImplementedError)
+"""Errors of pyarrow, and of JSON, that a file which was changed has."""
 
 
 def stored_files(run_folder: Path) -> list[StoredFile]:

@@ -157,7 +157,8 @@ def unlabelled(page: Page) -> list[str]:
 
 
 def test_every_page_is_whole_on_a_desk_and_on_a_phone(console: Console, page: Page):
-    for name in ("one", "two"):
+    two = "a_run_with_a_long_word_as_its_name"
+    for name in ("one", two):
         folder = write_run(console.scene, console.runs / name)
         append_lines(folder / "metrics.jsonl", [step_line(step) for step in range(1, 9)])
         answers = [answer_line(number, float(number > 2)) for number in range(6)]
@@ -167,8 +168,10 @@ def test_every_page_is_whole_on_a_desk_and_on_a_phone(console: Console, page: Pa
     pages = {
         "/": "Runs",
         "/runs/one?step=3": "one",
-        "/curves?run=one&run=two&metric=reward/mean&metric=time/step_s&smooth=0.5&x=time": "Curves",
-        "/compare?run=one&run=two": "Runs side by side",
+        f"/curves?run=one&run={two}&metric=reward/mean&metric=time/step_s&smooth=0.5&x=time": (
+            "Curves"
+        ),
+        f"/compare?run=one&run={two}": "Runs side by side",
         "/runs/one/services": "Services of one",
         "/runs/one/trajectories": "Trajectories of one",
         "/runs/one/groups": "Groups of one",
@@ -177,7 +180,7 @@ def test_every_page_is_whole_on_a_desk_and_on_a_phone(console: Console, page: Pa
         "/runs/one/fall?step=5&step_to=8": "Why did one fall?",
         "/runs/one/trajectories/step_000001.parquet/1?colour=logprob": "q2",
         "/runs/one/services/stop": "Stop: one",
-        "/evaluations?a=one/evaluation_after.jsonl&b=two/evaluation_after.jsonl": "Evaluations",
+        f"/evaluations?a=one/evaluation_after.jsonl&b={two}/evaluation_after.jsonl": "Evaluations",
     }
     for path, title in pages.items():
         page.goto(url + path)
@@ -187,7 +190,7 @@ def test_every_page_is_whole_on_a_desk_and_on_a_phone(console: Console, page: Pa
             page.set_viewport_size({"width": width, "height": 800})
             root = "document.documentElement"
             page.wait_for_function(f"{root}.scrollWidth <= {root}.clientWidth")
-    page.goto(f"{url}/curves?run=one&run=two&metric=reward/mean&metric=time/step_s")
+    page.goto(f"{url}/curves?run=one&run={two}&metric=reward/mean&metric=time/step_s")
     expect(page.locator(".plot canvas")).to_have_count(2)
     light = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.emulate_media(color_scheme="dark")
@@ -201,8 +204,14 @@ def test_curves_follow_the_file_and_lead_to_a_step_by_key_and_by_click(
     console: Console, page: Page
 ):
     folder = write_run(console.scene, console.runs / "long")
-    append_lines(folder / "metrics.jsonl", [step_line(step) for step in range(1, 5001)])
+    append_lines(folder / "metrics.jsonl", [step_line(step) for step in range(1, 5000)])
     url = console.start()
+    page.goto(url)
+    page.get_by_role("checkbox").check()
+    page.get_by_role("heading", level=1).click()  # a part that has the focus stays as it is
+    append_lines(folder / "metrics.jsonl", [step_line(5000)])
+    expect(page.get_by_text("5000 of 3")).to_be_visible()
+    expect(page.get_by_role("checkbox")).to_be_checked()
     page.goto(f"{url}/curves?run=long&metric=reward/mean")
     last = page.locator(".legend td").first
     expect(last).to_have_text("50")  # step 5000: 5000 / 100
@@ -229,6 +238,26 @@ def test_curves_follow_the_file_and_lead_to_a_step_by_key_and_by_click(
     page.locator(".plot .u-over").click(position={"x": 300, "y": 100})
     page.wait_for_url("**/runs/long/trajectories?of=steps&step=*")
     assert 1 < int(page.url.partition("step=")[2]) < 5001
+
+
+def test_of_several_runs_the_nearest_is_opened(console: Console, page: Page):
+    for name, reward in (("low", 0.0), ("high", 1.0)):
+        folder = write_run(console.scene, console.runs / name)
+        lines = [step_line(step, **{"reward/mean": reward}) for step in range(1, 9)]
+        append_lines(folder / "metrics.jsonl", lines)
+    address = f"{console.start()}/curves?run=low&run=high&metric=reward/mean"
+    page.goto(address)
+    over = page.locator(".plot .u-over")
+    for name, y in (("high", 10), ("low", 190)):
+        over.click(position={"x": 150, "y": y})
+        page.wait_for_url(f"**/runs/{name}/trajectories?of=steps&step=*")
+        page.go_back()
+        expect(page.locator(".plot canvas")).to_have_count(1)
+    page.locator(".plot").focus()
+    for keys, name in ((("Home", "ArrowDown"), "low"), (("End", "ArrowUp"), "high")):
+        for key in keys:
+            page.keyboard.press(key)
+        expect(page.locator(".chart > .hint")).to_have_text(re.compile(f"^{name}, step"))
 
 
 def test_a_curve_leads_to_why_it_fell(console: Console, page: Page):

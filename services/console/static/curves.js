@@ -137,7 +137,7 @@ function makeChart(label) {
   holder.className = "plot";
   holder.tabIndex = 0;
   holder.setAttribute("role", "application");
-  holder.setAttribute("aria-label", `Curve of ${label.textContent}; arrow keys move, Enter opens a step`);
+  holder.setAttribute("aria-label", `Curve of ${label.textContent}; arrow keys move from step to step and from run to run, Enter opens a step`);
   const said = document.createElement("p");
   said.className = "hint";
   said.setAttribute("role", "status");
@@ -184,17 +184,19 @@ function row(cells, className) {
   return made;
 }
 
-// The points below the cursor, of each run that has one there: its run, its step, its value.
+// The points below the cursor, of each run that has one there, the nearest first: run, step, value.
 function pointsAt(chart) {
   const place = chart.plot?.cursor.idx;
   const metric = [...charts].find(([, one]) => one === chart)?.[0];
   if (place === null || place === undefined || !(metric in latest.metrics)) return [];
   const x = chart.plot.data[0][place];
-  return chosen("run").flatMap((run) => {
+  const away = ({ y }) => Math.abs(chart.plot.valToPos(y, "y") - chart.plot.cursor.top);
+  const points = chosen("run").flatMap((run) => {
     const series = latest.metrics[metric][run.value];
     const found = series ? (series.x ?? series.step).indexOf(x) : -1;
     return found < 0 ? [] : [{ run, step: series.step[found], y: series.y[found] }];
   });
+  return points.sort((a, b) => away(a) - away(b));
 }
 
 function say(chart) {
@@ -237,7 +239,14 @@ function onKey(chart, event) {
     const now = plot.cursor.idx ?? (event.key === "ArrowLeft" ? last + 1 : -1);
     const to = { ArrowLeft: now - 1, ArrowRight: now + 1, Home: 0, End: last }[event.key];
     const place = Math.max(0, Math.min(last, to));
-    plot.setCursor({ left: plot.valToPos(plot.data[0][place], "x"), top: HEIGHT / 3 });
+    const top = plot.cursor.top > 0 ? plot.cursor.top : HEIGHT / 3;
+    plot.setCursor({ left: plot.valToPos(plot.data[0][place], "x"), top });
+    event.preventDefault();
+  } else if (["ArrowUp", "ArrowDown"].includes(event.key)) {
+    const tops = pointsAt(chart).map(({ y }) => plot.valToPos(y, "y"));
+    const next = tops.filter((top) => (event.key === "ArrowUp" ? top < tops[0] : top > tops[0]));
+    const top = event.key === "ArrowUp" ? Math.max(...next) : Math.min(...next);
+    if (next.length) plot.setCursor({ left: plot.cursor.left, top });
     event.preventDefault();
   }
 }

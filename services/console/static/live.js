@@ -10,7 +10,9 @@ async function refresh() {
     const now = page.querySelector(`[data-live="${part.dataset.live}"]`);
     // A part that has the focus stays as it is: its links must not go away below the keyboard.
     if (now && now.innerHTML !== part.innerHTML && !part.contains(document.activeElement)) {
+      const chosen = new Set([...part.querySelectorAll(":checked")].map((box) => box.value));
       part.replaceChildren(...now.childNodes);
+      for (const box of part.querySelectorAll("input")) box.checked = chosen.has(box.value);
     }
   }
 }

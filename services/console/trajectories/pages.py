@@ -210,7 +210,7 @@ class _Pages:
         with _naming(whole, row):
             stored = whole.read(row)
             record, tokens = filled(stored.record), stored.tokens
-            texts, found = None, None
+            texts, found, missing = None, None, _missing(stored)
             if tokens is not None:
                 some = tokens.token_ids[token : token + TOKENS].tolist()
                 texts = _token_texts(run, some)
@@ -235,7 +235,8 @@ class _Pages:
                 shades=found,
                 has_texts=texts is not None,
                 colour=colour,
-                colours=_colours(stored),
+                colours=[(one, title) for one, title in COLOURS.items() if one not in missing],
+                missing=[COLOURS[one] for one in missing],
                 legend=LEGENDS[colour],
                 token=token,
                 most_tokens=TOKENS,
@@ -327,15 +328,15 @@ def _token_texts(run: Run, token_ids: list[int]) -> list[str] | None:
         return None
 
 
-def _colours(stored: StoredTrajectory) -> list[tuple[Colour, str]]:
-    """Return the colours for which a trajectory has numbers, and their titles."""
+def _missing(stored: StoredTrajectory) -> list[Colour]:
+    """Return the colours for which a trajectory has no numbers."""
     tokens = stored.tokens
-    missing = {
-        "advantage": tokens is None or tokens.advantages is None,
-        "entropy": tokens is None or tokens.entropies is None,
-        "ratio": tokens is None or tokens.learner_logprobs is None,
+    arrays: dict[Colour, object] = {
+        "entropy": tokens and tokens.entropies,
+        "advantage": tokens and tokens.advantages,
+        "ratio": tokens and tokens.learner_logprobs,
     }
-    return [(colour, title) for colour, title in COLOURS.items() if not missing.get(colour)]
+    return [colour for colour, values in arrays.items() if values is None]
 
 
 def _facts(record: dict[str, Any], evaluation: str | None) -> list[tuple[str, Any]]:

@@ -165,6 +165,10 @@ def shades(
         start: first token that is shown.
     """
     styles, values = _coloured(tokens, spans, colour)
+    learner = tokens.learner_logprobs if colour in ("ratio", "entropy") else None
+    if learner is not None:
+        for place in np.flatnonzero((learner == 0.0) & (tokens.rollout_logprobs != 0.0)):
+            styles[place], values[place] = "read", "the learner was not asked"
     return [
         Shade(
             _spelled(text),

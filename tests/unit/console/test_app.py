@@ -120,7 +120,7 @@ async def test_the_runs_are_listed_with_status_score_rate_and_age(
         name: {"n": 2, "failed": 0, "reward": r, "components": {"exact_match": r}, **nothing}
         for name, r in (("a", 0.5), ("b", 1.0))
     }
-    append_lines(done / "evaluations.jsonl", [{"step": 3, "name": "after", "sets": sets}])
+    append_lines(done / "evaluations.jsonl", [{"name": "after", "sets": sets, "score": 0.5}])
     (done / "summary.json").write_text('{"status": "finished"}')
     write_run(scene, root / "new")
     (root / "broken").mkdir()
@@ -129,9 +129,8 @@ async def test_the_runs_are_listed_with_status_score_rate_and_age(
     found = await page(browser, "/")
     by_name = {found_row.split()[0]: found_row for found_row in found.rows[1:]}
     assert set(by_name) == {"done", "new", "broken"}
-    # the mean of 0.5 and 1.0 over two sets
     assert re.search(
-        r"finished 3 of 3 0\.030 0\.750 100 tokens/s, 2\.0 s a step \d+s ago", by_name["done"]
+        r"finished 3 of 3 0\.030 0\.500 100 tokens/s, 2\.0 s a step \d+s ago", by_name["done"]
     )
     assert "no launcher on this machine - - - - -" in by_name["new"]
     assert "stepps" in by_name["broken"]
@@ -339,6 +338,15 @@ async def test_damage_of_one_run_takes_no_page_down(
         await page(browser, path)
     answer = await browser.get(f"/api/series?{curves}&x=time")
     assert answer.json()["metrics"]["reward/mean"]["good"]["step"] == [1, 2]
+
+
+async def test_a_summary_that_cannot_be_read_is_named(
+    browser: httpx.AsyncClient, root: Path, scene: Path
+):
+    folder = write_run(scene, root / "run")
+    (folder / "summary.json").write_text("{half")
+    for path in ("/", "/runs/run"):
+        assert "summary.json cannot be read" in (await page(browser, path)).text
 
 
 async def test_a_run_whose_folder_cannot_be_read_is_listed_with_the_reason(

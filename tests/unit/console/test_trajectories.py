@@ -377,6 +377,20 @@ async def test_tokens_have_the_colour_that_is_chosen(
     assert spans[-1]["title"] == title
 
 
+@pytest.mark.parametrize("colour", ["ratio", "entropy"])
+async def test_a_token_that_the_learner_was_not_asked_for_has_no_value(
+    browser: httpx.AsyncClient, store: TrajectoryStore, colour: str
+):
+    one = sample(0, 0, 1.0)
+    assert one.tokens is not None
+    zeros = np.zeros(5, np.float32)
+    tokens = replace(one.tokens, learner_logprobs=zeros, entropies=zeros)
+    store.write("step_000001", [StoredTrajectory(one.record, tokens)])
+    found = await page(browser, f"{ONE}?colour={colour}")
+    titles = {of["title"] for tag, of in found.tags if tag == "span" and "title" in of}
+    assert titles == {"not sampled", "the learner was not asked"}
+
+
 async def test_what_is_not_stored_cannot_be_chosen(
     browser: httpx.AsyncClient, store: TrajectoryStore
 ):
@@ -384,6 +398,7 @@ async def test_what_is_not_stored_cannot_be_chosen(
     colours = links(await page(browser, ONE), "?colour=")
     assert [one for one in colours if "advantage" in one]
     assert not [one for one in colours if "ratio" in one]
+    assert "The learner stored no entropy, ratio." in (await page(browser, ONE)).text
     assert (
         "no log-probabilities of the learner"
         in (await page(browser, f"{ONE}?colour=ratio", 409)).text

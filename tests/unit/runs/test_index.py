@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sqlite3
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -14,6 +16,7 @@ import pytest
 
 from agent_r1.runs.index import EQUAL, MAX_ROWS, SORTED, Query, RunIndex
 from agent_r1.runs.store import StoredTrajectory, TrajectoryStore
+from agent_r1.runtime.imports import MissingPackageError
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tasks import Task
 from agent_r1_proto.trajectory import ToolCallRecord
@@ -175,6 +178,35 @@ def test_a_damaged_file_is_said_once_and_the_others_are_found(
     assert [("step_000001" in one.message) for one in caplog.records] == [True]
     assert [("step_000001.parquet is damaged" in one) for one in index.damaged()] == [True]
     assert {row["step"] for row in index.rows(Query(equal={"evaluation": None}))} == {2}
+
+
+def test_a_file_that_cannot_be_read_now_is_read_the_next_time(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def no_descriptor(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with RunIndex(run, tmp_path / "other") as index:
+        with monkeypatch.context() as patch:
+            patch.setattr("pyarrow.parquet.ParquetFile", no_descriptor)
+            assert index.refresh() == 0
+        assert index.rows(Query()) == []
+        assert ["cannot be read" in one for one in index.damaged()] == [True] * 4
+        index.refresh()
+        assert index.damaged() == []
+        assert len(index.rows(Query())) == 14
+
+
+def test_without_the_package_that_reads_files_the_index_says_so(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with RunIndex(run, tmp_path / "other") as index:
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "pyarrow.parquet", None)
+            with pytest.raises(MissingPackageError, match=r"agent-r1\[console\]"):
+                index.refresh()
+        index.refresh()
+        assert len(index.rows(Query())) == 14
 
 
 def test_a_file_that_the_run_has_removed_is_named(run: Path, index: RunIndex):

@@ -198,6 +198,8 @@ async def test_what_a_resume_writes_anew_takes_the_place_of_what_was_there(
         (run / "starts" / "1.json").write_text("[]")  # as long as before
         os.utime(run / "starts" / "1.json", (1.0, 1.0))
         assert await look(mirror) == ""
+        (run / "trajectories" / "eval_a#b?%2f漢.parquet").write_bytes(b"odd")
+        assert await look(mirror) == ""
         assert list_files(mirror.folder / "run") == list_files(run)
         assert (mirror.folder / "run" / "metrics.jsonl").read_text() == '{"step": 2}\n{"step": 3}\n'
         assert (mirror.folder / "run" / "starts" / "1.json").read_text() == "[]"

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from agent_r1.runs.store import (
@@ -112,6 +114,17 @@ def test_a_damaged_file_is_named_and_the_others_are_read(folder: Path):
     with pytest.raises(ValueError, match=r"step_000001\.parquet is damaged .* remove it"):
         list(damaged.records())
     assert len(list(whole.records())) == 1
+
+
+@pytest.mark.parametrize("table", [{"x": ["{}"]}, {"record": [None]}, {"record": ["{"]}])
+def test_a_file_of_another_shape_is_damaged(folder: Path, table: dict[str, list[str | None]]):
+    path = folder / TRAJECTORIES_DIR / "step_000001.parquet"
+    path.parent.mkdir(exist_ok=True)
+    pyarrow.parquet.write_table(pyarrow.table(table), path)
+    (file,) = stored_files(folder)
+    for read in (file.records, file.rows, file.trajectories):
+        with pytest.raises(ValueError, match=r"step_000001\.parquet is damaged"):
+            list(read())
 
 
 def test_no_file_is_written_for_no_trajectory(folder: Path):
