@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import AsyncIterator
 from html import unescape
@@ -143,11 +144,13 @@ async def test_a_page_has_so_many_runs_and_leads_to_the_others(
 ):
     monkeypatch.setattr("agent_r1.console.run_pages.ROWS", 3)
     for number in range(7):
-        write_run(scene, root / f"run{number}")
+        folder = write_run(scene, root / f"run{number}")
+        os.utime(folder / "config.json", (number, number))
+    append_lines(root / "run2" / "metrics.jsonl", [step_line(1)])
     first, second, third = [await page(browser, f"/?start={start}") for start in (0, 3, 6)]
     names = [found.values("input", "value") for found in (first, second, third)]
-    assert [len(one) for one in names] == [3, 3, 1]
-    assert len({name for one in names for name in one}) == 7
+    # The one that was written to last comes first.
+    assert names == [["run2", "run6", "run5"], ["run4", "run3", "run1"], ["run0"]]
     assert "?start=3" in first.values("a", "href")
     assert [one for one in third.values("a", "href") if one and "start=" in one] == ["?start=3"]
 
@@ -280,7 +283,27 @@ async def test_a_damaged_evaluation_is_named(
     assert "question 'q1' is damaged" in found.text
 
 
-async def test_what_is_asked_wrongly_is_named_with_its_limit(browser: httpx.AsyncClient):
+async def test_a_chart_has_a_bound_on_its_points(
+    browser: httpx.AsyncClient, root: Path, scene: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("agent_r1.console.series.MOST_POINTS_TOGETHER", 400)
+    for name in ("a", "b"):
+        lines = [step_line(step) for step in range(1, 151)]
+        append_lines(write_run(scene, root / name) / "metrics.jsonl", lines)
+    asked = {"run": ["a", "b"], "metric": "reward/mean"}
+    # Two curves of up to 200 points, or four of up to 100: two in each of 49 stretches.
+    for smooth, points in ((0.0, 150), (0.5, 98)):
+        answer = (await browser.get("/api/series", params=asked | {"smooth": smooth})).json()
+        sent = [len(one["y"]) for one in answer["metrics"]["reward/mean"].values()]
+        assert sent == [points, points]
+
+
+async def test_what_is_asked_wrongly_is_named_with_its_limit(
+    browser: httpx.AsyncClient, root: Path, scene: Path
+):
+    write_run(scene, root / "run")
+    lacking = await page(browser, "/runs/run/services/drain?tool=search", 422)
+    assert "drain needs the field 'instance'" in lacking.text
     answer = await browser.get("/api/series?smooth=2", headers={"accept": "application/json"})
     assert answer.status_code == 422
     assert "smooth ('2')" in answer.json()["detail"]

@@ -83,6 +83,8 @@ def links(found: Strict, beginning: str) -> list[str]:
         ("?task=q1", ["q1"]),
         ("?group=2", ["q2"]),
         ("?version=7", ["q2"]),
+        ("?version=0", ["q3", "q1", "q0"]),
+        ("?version=3", []),
         ("?tokens=10", ["q2"]),
         ("?staleness=3", ["q0"]),
         ("?set=near&text=%22number+0%22", ["q0"]),
@@ -203,6 +205,8 @@ async def test_a_trajectory_leads_on_in_the_list_and_back_to_it(
     assert "Previous trajectory" in found.text
     (back,) = links(found, f"{LIST}?sort")
     assert (await page(browser, back)).rows[1].startswith("q53 ")
+    first = await page(browser, links(await page(browser, LIST), LIST + "/")[0])
+    assert first.values("a", "rel") == ["next"]
     recoloured = links(found, "?")[0]
     assert "reward=0.03" in recoloured
     alone = await page(browser, ONE)
@@ -332,7 +336,7 @@ async def test_long_turns_are_cut_and_go_on_at_the_next_page(
     browser: httpx.AsyncClient, store: TrajectoryStore
 ):
     turns = [
-        Turn(start=2, end=5, text=f"turn{n} " + "&" * 100_000, finish_reason="stop")
+        Turn(start=2, end=5, text=f"turn{n} " + "&" * 50_000, finish_reason="stop")
         for n in range(3)
     ]
     store.write("step_000001", [sample(0, 0, 1.0, turns=turns)])

@@ -115,7 +115,7 @@ def test_the_system_prompt_is_found(run: Path, index: RunIndex):
     assert found(index, text='"use the tools"') == [(3, "q3", 0)]
 
 
-def test_groups_and_flipped_answers_are_paired(index: RunIndex):
+def test_groups_and_flipped_answers_are_paired(run: Path, index: RunIndex):
     newest, second, *_ = index.groups((2, 2))
     assert (newest["group_id"], newest["size"], newest["set"]) == (7, 2, "far")
     assert (second["mean"], second["lowest"], second["highest"]) == (0.5, 0.0, 1.0)
@@ -124,6 +124,10 @@ def test_groups_and_flipped_answers_are_paired(index: RunIndex):
         ("q1", 1.0, 0.0),
         ("q0", 0.0, 1.0),
     ]
+    # A question of the same name in another set is another question.
+    TrajectoryStore(run, 1.0).write("eval_step_000002", [sample(0, 0, 1.0, name="far")])
+    assert index.refresh() == 0
+    assert index.flipped("before", "step_000002") == []
 
 
 def test_a_row_leads_to_its_whole_trajectory(index: RunIndex):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -109,6 +110,9 @@ async def test_a_mirror_fetches_what_is_new_and_no_more(
 
         def note(request: httpx.Request) -> None:
             fetched.append(request.url.path + request.headers.get("range", ""))
+            # Another console waits meanwhile.
+            with (mirror.folder / ".lock").open() as lock, pytest.raises(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
         mirror._client.event_hooks = {"request": [note]}
         assert await look(mirror) == ""
