@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import AsyncIterator
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,11 +16,9 @@ import httpx
 import pytest
 
 from agent_r1.console import runs as runs_module
-from agent_r1.console.app import create_app
 from agent_r1.console.pages import MOST_RUNS, ROWS, STATIC_DIR, key_of, name_of
 from agent_r1.console.run_state import RunState
 from agent_r1.console.runs import Runs, UnknownRunError
-from tests.support.config_scene import write_scene
 from tests.support.console_scene import (
     HOSTILE,
     answer_line,
@@ -64,27 +62,6 @@ class Strict(HTMLParser):
             for found, attributes in self.tags
             if found == tag and name in attributes
         ]
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> Path:
-    return write_scene(tmp_path / "scene")
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    folder = tmp_path / "runs"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-async def browser(root: Path) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app=create_app(Runs(root), None))
-    async with httpx.AsyncClient(
-        transport=transport, base_url="http://console.test", headers={"accept": "text/html"}
-    ) as client:
-        yield client
 
 
 async def page(browser: httpx.AsyncClient, path: str, status: int = 200) -> Strict:
@@ -138,15 +115,19 @@ async def test_the_runs_are_listed_with_status_score_rate_and_age(
 
 
 async def test_a_page_has_so_many_runs_and_leads_to_the_others(
-    browser: httpx.AsyncClient, root: Path, scene: Path, monkeypatch: pytest.MonkeyPatch
+    browser: httpx.AsyncClient, root: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("agent_r1.console.run_pages.ROWS", 3)
     for number in range(7):
-        write_run(scene, root / f"run{number}")
+        (root / f"run{number}").mkdir()
+        config = root / f"run{number}" / "config.json"
+        config.write_text("{}")
+        os.utime(config, (number, number))
+    append_lines(root / "run2" / "metrics.jsonl", [step_line(1)])
     first, second, third = [await page(browser, f"/?start={start}") for start in (0, 3, 6)]
     names = [found.values("input", "value") for found in (first, second, third)]
-    assert [len(one) for one in names] == [3, 3, 1]
-    assert len({name for one in names for name in one}) == 7
+    # The one that was written to last comes first.
+    assert names == [["run2", "run6", "run5"], ["run4", "run3", "run1"], ["run0"]]
     assert "?start=3" in first.values("a", "href")
     assert [one for one in third.values("a", "href") if one and "start=" in one] == ["?start=3"]
 
@@ -279,7 +260,27 @@ async def test_a_damaged_evaluation_is_named(
     assert "question 'q1' is damaged" in found.text
 
 
-async def test_what_is_asked_wrongly_is_named_with_its_limit(browser: httpx.AsyncClient):
+async def test_a_chart_has_a_bound_on_its_points(
+    browser: httpx.AsyncClient, root: Path, scene: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("agent_r1.console.series.MOST_POINTS_TOGETHER", 400)
+    for name in ("a", "b"):
+        lines = [step_line(step) for step in range(1, 151)]
+        append_lines(write_run(scene, root / name) / "metrics.jsonl", lines)
+    asked = {"run": ["a", "b"], "metric": "reward/mean"}
+    # Two curves of up to 200 points, or four of up to 100: two in each of 49 stretches.
+    for smooth, points in ((0.0, 150), (0.5, 98)):
+        answer = (await browser.get("/api/series", params=asked | {"smooth": smooth})).json()
+        sent = [len(one["y"]) for one in answer["metrics"]["reward/mean"].values()]
+        assert sent == [points, points]
+
+
+async def test_what_is_asked_wrongly_is_named_with_its_limit(
+    browser: httpx.AsyncClient, root: Path, scene: Path
+):
+    write_run(scene, root / "run")
+    lacking = await page(browser, "/runs/run/services/drain?tool=search", 422)
+    assert "drain needs the field 'instance'" in lacking.text
     answer = await browser.get("/api/series?smooth=2", headers={"accept": "application/json"})
     assert answer.status_code == 422
     assert "smooth ('2')" in answer.json()["detail"]
@@ -368,7 +369,7 @@ async def test_a_run_whose_folder_cannot_be_read_is_listed_with_the_reason(
 
 
 async def test_an_unknown_error_has_a_page_and_the_headers_of_every_page(
-    root: Path, scene: Path, monkeypatch: pytest.MonkeyPatch
+    patient_browser: httpx.AsyncClient, root: Path, scene: Path, monkeypatch: pytest.MonkeyPatch
 ):
     write_run(scene, root / "run")
 
@@ -376,10 +377,8 @@ async def test_an_unknown_error_has_a_page_and_the_headers_of_every_page(
         raise KeyError("turns")
 
     monkeypatch.setattr("agent_r1.console.run_pages.load_letters", fail)
-    transport = httpx.ASGITransport(app=create_app(Runs(root), None), raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://console.test") as client:
-        shown = await client.get("/runs/run", headers={"accept": "text/html"})
-        told = await client.get("/runs/run")
+    shown = await patient_browser.get("/runs/run")
+    told = await patient_browser.get("/runs/run", headers={"accept": "application/json"})
     for answer in (shown, told):
         assert answer.status_code == 500
         assert answer.headers["content-security-policy"].startswith("default-src 'none'")
@@ -388,10 +387,11 @@ async def test_an_unknown_error_has_a_page_and_the_headers_of_every_page(
 
 
 async def test_a_comparison_of_many_long_values_fits_on_a_page(
-    browser: httpx.AsyncClient, root: Path, scene: Path
+    browser: httpx.AsyncClient, root: Path
 ):
     for number in range(MOST_RUNS):
-        folder = write_run(scene, root / f"run{number}")
+        folder = root / f"run{number}"
+        folder.mkdir()
         values = {f"key{key}": f"<{number}>" + '"' * 500 for key in range(110)}
         (folder / "config.json").write_text(json.dumps(values))
     chosen = "&".join(f"run=run{number}" for number in range(MOST_RUNS))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from agent_r1.console.app import create_app
 from agent_r1.console.door import SESSION_S, Door
@@ -28,15 +29,19 @@ class Clock:
         return self.now
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def clock() -> Clock:
     return Clock()
 
 
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory, clock: Clock) -> FastAPI:
+    """A console that asks for a token; it keeps nothing of those that came."""
+    return create_app(Runs(tmp_path_factory.mktemp("runs")), RunToken(TOKEN), clock)
+
+
 @pytest.fixture
-async def browser(tmp_path: Path, clock: Clock) -> AsyncIterator[httpx.AsyncClient]:
-    """A browser before a console that asks for a token."""
-    app = create_app(Runs(tmp_path), RunToken(TOKEN), clock)
+async def browser(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url=ORIGIN, headers=PAGE) as client:
         yield client

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,13 @@ import httpx
 import numpy as np
 import pytest
 
-from agent_r1.console.app import create_app
 from agent_r1.console.pages import key_of
-from agent_r1.console.runs import Runs
 from agent_r1.runs.index import RunIndex
 from agent_r1.runs.store import StoredTrajectory, TrajectoryStore
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tasks import Task
 from agent_r1_proto.trajectory import Reply, ToolCallRecord, Turn
 from tests.support.builders import rollout_task, scored, stored, three_lineages
-from tests.support.config_scene import write_scene
 from tests.support.console_scene import HOSTILE, append_lines, write_run
 from tests.unit.console.test_app import Strict, page
 
@@ -46,59 +42,56 @@ def call_of(text: str, **facts: Any) -> ToolCallRecord:
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrajectoryStore:
+def store(
+    tmp_path: Path, root: Path, scene: Path, monkeypatch: pytest.MonkeyPatch
+) -> TrajectoryStore:
     """The empty store of the run `run`."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    folder = write_run(write_scene(tmp_path / "scene"), tmp_path / "runs" / "run")
+    folder = write_run(scene, root / "run")
     (folder / "trajectories").mkdir()
     return TrajectoryStore(folder, 1.0)
-
-
-@pytest.fixture
-async def browser(tmp_path: Path, store: TrajectoryStore) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app=create_app(Runs(tmp_path / "runs"), None))
-    async with httpx.AsyncClient(
-        transport=transport, base_url="http://console.test", headers={"accept": "text/html"}
-    ) as client:
-        yield client
 
 
 def links(found: Strict, beginning: str) -> list[str]:
     return [one for one in found.values("a", "href") if one and one.startswith(beginning)]
 
 
-@pytest.mark.parametrize(
-    ("query", "tasks"),
-    [
-        ("", ["q3", "q2", "q1", "q0"]),
-        ("?step=1", ["q1", "q0"]),
-        ("?step=1&step_to=2", ["q2", "q1", "q0"]),
-        ("?of=steps&sort=reward", ["q2", "q1", "q0"]),
-        ("?of=steps&sort=reward/em&order=up", ["q0", "q1", "q2"]),
-        ("?of=eval:after", ["q3"]),
-        ("?reward=0.2&reward_to=0.6", ["q1"]),
-        ("?component=em&value=0.75&step=2", ["q2"]),
-        ("?tool=search", ["q1"]),
-        ("?status=TRUNCATED", ["q2"]),
-        ("?task=q1", ["q1"]),
-        ("?group=2", ["q2"]),
-        ("?version=7", ["q2"]),
-        ("?tokens=10", ["q2"]),
-        ("?staleness=3", ["q0"]),
-        ("?set=near&text=%22number+0%22", ["q0"]),
-        ("?text=nobody", []),
-    ],
-)
+ASKED = {
+    "": ["q3", "q2", "q1", "q0"],
+    "?step=1": ["q1", "q0"],
+    "?step=1&step_to=2": ["q2", "q1", "q0"],
+    "?of=steps&sort=reward": ["q2", "q1", "q0"],
+    "?of=steps&sort=reward/em&order=up": ["q0", "q1", "q2"],
+    "?of=eval:after": ["q3"],
+    "?reward=0.2&reward_to=0.6": ["q1"],
+    "?component=em&value=0.75&step=2": ["q2"],
+    "?tool=search": ["q1"],
+    "?status=TRUNCATED": ["q2"],
+    "?task=q1": ["q1"],
+    "?group=2": ["q2"],
+    "?version=7": ["q2"],
+    "?version=0": ["q3", "q1", "q0"],
+    "?version=3": [],
+    "?tokens=10": ["q2"],
+    "?staleness=3": ["q0"],
+    "?set=near&text=%22number+0%22": ["q0"],
+    "?text=nobody": [],
+}
+"""Questions of the rows, by query."""
+
+
 async def test_rows_are_those_that_the_address_asks_for(
-    browser: httpx.AsyncClient, store: TrajectoryStore, query: str, tasks: list[str]
+    browser: httpx.AsyncClient, store: TrajectoryStore
 ):
     calls = [call_of("Ada")]
     store.write("step_000001", [sample(0, 0, 0.0, staleness=3), sample(1, 0, 0.5, calls=calls)])
     long = {"policy_version": 7, "num_sampled": 9, "status": "TRUNCATED"}
     store.write("step_000002", [sample(2, 0, 1.0, step=2, **long)])
     store.write("eval_after", [sample(3, 0, 1.0, step=3, trained=False)])
-    found = await page(browser, LIST + query)
-    assert [row.split()[0] for row in found.rows[1:]] == tasks
+    pages = {query: await page(browser, LIST + query) for query in ASKED}
+    assert {
+        query: [row.split()[0] for row in found.rows[1:]] for query, found in pages.items()
+    } == ASKED
 
 
 async def test_pages_lead_to_each_other_and_keep_the_choices(
@@ -127,12 +120,14 @@ async def test_pages_lead_to_each_other_and_keep_the_choices(
         ("sort=reason", "'reason' is no column"),
     ],
 )
+@pytest.mark.usefixtures("store")
 async def test_a_choice_that_cannot_be_is_named(
     browser: httpx.AsyncClient, query: str, problem: str
 ):
     assert problem in (await page(browser, f"{LIST}?{query}", 409)).text
 
 
+@pytest.mark.usefixtures("store")
 async def test_a_run_without_trajectories_says_so(browser: httpx.AsyncClient):
     found = await page(browser, f"{LIST}?step=3")
     assert "No stored trajectory is like this" in found.text
@@ -167,16 +162,17 @@ async def test_files_that_are_not_indexed_yet_are_counted(
         ("/runs/run/flipped?a=step_000002&b=step_000004", "eval_step_000002"),
     ],
 )
+@pytest.mark.usefixtures("store")
 async def test_what_a_page_asks_for_is_read_first(
     browser: httpx.AsyncClient,
-    store: TrajectoryStore,
+    root: Path,
     monkeypatch: pytest.MonkeyPatch,
     path: str,
     file: str,
 ):
     for step in range(1, 6):
-        store.write(f"step_{step:06d}", [sample(0, 0, 0.0, step=step)])
-        store.write(f"eval_step_{step:06d}", [sample(0, 0, 0.0, step=step)])
+        for name in (f"step_{step:06d}", f"eval_step_{step:06d}"):
+            (root / "run" / "trajectories" / f"{name}.parquet").touch()
     taken: list[str] = []
     monkeypatch.setattr(RunIndex, "_take", lambda _index, name, _stamp: taken.append(name))
     await page(browser, path)
@@ -203,6 +199,8 @@ async def test_a_trajectory_leads_on_in_the_list_and_back_to_it(
     assert "Previous trajectory" in found.text
     (back,) = links(found, f"{LIST}?sort")
     assert (await page(browser, back)).rows[1].startswith("q53 ")
+    first = await page(browser, links(await page(browser, LIST), LIST + "/")[0])
+    assert first.values("a", "rel") == ["next"]
     recoloured = links(found, "?")[0]
     assert "reward=0.03" in recoloured
     alone = await page(browser, ONE)
@@ -240,23 +238,21 @@ async def test_a_huge_number_stays_short(browser: httpx.AsyncClient, store: Traj
     ['{"x": 1}', "[1]", "3", '{"task_id": "q", "turns": 5}'],
 )
 async def test_a_damaged_line_takes_no_list_down(
-    browser: httpx.AsyncClient, store: TrajectoryStore, tmp_path: Path, line: str
+    browser: httpx.AsyncClient,
+    patient_browser: httpx.AsyncClient,
+    store: TrajectoryStore,
+    root: Path,
+    line: str,
 ):
     store.write("step_000001", [sample(0, 0, 0.5)])
-    file = tmp_path / "runs" / "run" / "trajectories" / "step_000002.jsonl"
+    file = root / "run" / "trajectories" / "step_000002.jsonl"
     file.write_text(line + "\n")
     for path in (LIST, "/runs/run/groups", "/runs/run/beside"):
         found = (await page(browser, path)).text
         assert "q0" in found
         assert "1 of 2 files are left out" in found
         assert "step_000002.jsonl is damaged" in found
-    transport = httpx.ASGITransport(
-        app=create_app(Runs(tmp_path / "runs"), None), raise_app_exceptions=False
-    )
-    async with httpx.AsyncClient(
-        transport=transport, base_url="http://console.test", headers={"accept": "text/html"}
-    ) as client:
-        answer = await client.get(f"{LIST}/step_000002.jsonl/0")
+    answer = await patient_browser.get(f"{LIST}/step_000002.jsonl/0")
     assert answer.status_code == 409
     assert "step_000002.jsonl, row 0, is damaged" in answer.text
     assert answer.headers["content-security-policy"].startswith("default-src 'none'")
@@ -332,7 +328,7 @@ async def test_long_turns_are_cut_and_go_on_at_the_next_page(
     browser: httpx.AsyncClient, store: TrajectoryStore
 ):
     turns = [
-        Turn(start=2, end=5, text=f"turn{n} " + "&" * 100_000, finish_reason="stop")
+        Turn(start=2, end=5, text=f"turn{n} " + "&" * 50_000, finish_reason="stop")
         for n in range(3)
     ]
     store.write("step_000001", [sample(0, 0, 1.0, turns=turns)])
@@ -431,12 +427,12 @@ async def test_the_system_prompt_is_read_found_and_in_the_json(
 
 
 async def test_a_trajectory_of_an_older_version_has_no_tokens(
-    browser: httpx.AsyncClient, store: TrajectoryStore, tmp_path: Path
+    browser: httpx.AsyncClient, store: TrajectoryStore, root: Path
 ):
     record = sample(0, 0, 1.0, calls=[call_of("Ada")]).record
     new = ("version_spans", "segment_starts", "lineages", "staleness", "process_reward")
     record = {key: value for key, value in record.items() if key not in new}
-    file = tmp_path / "runs" / "run" / "trajectories" / "step_000001.jsonl"
+    file = root / "run" / "trajectories" / "step_000001.jsonl"
     append_lines(file, [record])
     found = await page(browser, f"{LIST}/step_000001.jsonl/0")
     assert "stored no tokens" in found.text

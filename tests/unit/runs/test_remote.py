@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -75,19 +76,19 @@ def test_only_files_that_people_read_are_listed(run: Path):
     assert sorted(one.path for one in list_files(run).files) == SERVED
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        *("live/token", "learner.lock", "weights", "trajectories", "trajectories/.step_000002"),
-        *("trajectories/step_000003.parquet", "trajectories/../live/token", "trajectories/%00"),
-        *("..%2frun%2flive%2ftoken", "%2fetc%2fpasswd", "trajectories/%2e%2e/config.json"),
-        *("trajectories/step_000009.parquet", "trajectories/a/b.parquet", "config.json/"),
-    ],
-)
-async def test_no_other_file_is_served(run: Path, path: str):
+NOT_SERVED = [
+    *("live/token", "learner.lock", "weights", "trajectories", "trajectories/.step_000002"),
+    *("trajectories/step_000003.parquet", "trajectories/../live/token", "trajectories/%00"),
+    *("..%2frun%2flive%2ftoken", "%2fetc%2fpasswd", "trajectories/%2e%2e/config.json"),
+    *("trajectories/step_000009.parquet", "trajectories/a/b.parquet", "config.json/"),
+]
+
+
+async def test_no_other_file_is_served(run: Path):
     async with serving(run) as url, httpx.AsyncClient(headers=token_headers(TOKEN)) as client:
         assert (await client.get(f"{url}/run/store/config.json")).text == "{}"
-        assert (await client.get(f"{url}/run/store/{path}")).status_code == 404
+        given = {path: await client.get(f"{url}/run/store/{path}") for path in NOT_SERVED}
+        assert [path for path, answer in given.items() if answer.status_code != 404] == []
         refused = await client.put(f"{url}/run/store/config.json", content="x")
         assert refused.status_code == 405
 
@@ -109,6 +110,9 @@ async def test_a_mirror_fetches_what_is_new_and_no_more(
 
         def note(request: httpx.Request) -> None:
             fetched.append(request.url.path + request.headers.get("range", ""))
+            # Another console waits meanwhile.
+            with (mirror.folder / ".lock").open() as lock, pytest.raises(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
         mirror._client.event_hooks = {"request": [note]}
         assert await look(mirror) == ""
