@@ -47,6 +47,8 @@ def store(
 ) -> TrajectoryStore:
     """The empty store of the run `run`."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    # A page of a busy machine has all rows too.
+    monkeypatch.setattr("agent_r1.console.trajectories.pages.INDEX_S", 60.0)
     folder = write_run(scene, root / "run")
     (folder / "trajectories").mkdir()
     return TrajectoryStore(folder, 1.0)
