@@ -35,6 +35,8 @@ Span = tuple[int, int]
 WIDTHS = (5, 10, 20, 40)
 """Lengths of the spans in which a fall is looked for, in steps."""
 LEVEL = 0.95
+MOST_CORRELATED = 0.9
+"""Most that neighbouring steps are taken to resemble each other: a sheer drop looks like more."""
 RESAMPLES = 400
 AT_ONCE = 256
 """Groups whose products are in memory at a time."""
@@ -70,7 +72,8 @@ class Change:
     """Means of the steps before and after."""
     low: float
     high: float
-    """Interval of after minus before (Welch, over steps); wider where several were looked at."""
+    """Interval of after minus before (Welch, over steps); wider where several were looked at, and
+    where steps resemble their neighbours."""
     looks: int
     """How many were."""
 
@@ -105,6 +108,7 @@ def compare_spans(
         return None
     errors = a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)
     margin = float(_margin(errors[0], errors[1], len(a), len(b), looks))
+    margin *= _widening(values_S[known_S])
     means = float(a.mean()), float(b.mean())
     change = means[1] - means[0]
     return Change(score, before, after, means, change - margin, change + margin, looks)
@@ -117,6 +121,19 @@ def _margin(error_a: Any, error_b: Any, size_a: int, size_b: int, looks: int) ->
     freedom = squared**2 / np.maximum(parts, np.finfo(float).tiny)
     share = 1 - (1 - LEVEL) / 2 / looks
     return t_quantile(share, np.maximum(freedom, 1.0)) * np.sqrt(squared)
+
+
+def _widening(values_S: Floats) -> float:
+    """Return how much wider an interval is for steps that resemble their neighbours (AR(1)).
+
+    With correlation r, (1 + r) / (1 - r) steps tell as much as one of independent ones. That of
+    their differences is (r - 1) / 2, which a fall or slow learning hardly moves.
+    """
+    changes = np.diff(values_S)
+    squares = float(changes @ changes)
+    r = 1 + 2 * float(changes[1:] @ changes[:-1]) / squares if squares else 0.0
+    r = min(max(r, 0.0), MOST_CORRELATED)
+    return ((1 + r) / (1 - r)) ** 0.5
 
 
 def find_fall(score: str, steps_S: Floats, values_S: Floats, scores: int = 1) -> Change | None:
@@ -133,13 +150,14 @@ def find_fall(score: str, steps_S: Floats, values_S: Floats, scores: int = 1) ->
     known_S = np.isfinite(values_S)
     places_S, known_values_S = steps_S[known_S].astype(int).tolist(), values_S[known_S]
     widths = [width for width in WIDTHS if 2 * width <= len(places_S)]
+    widening = _widening(known_values_S)
     found: list[tuple[float, int, int, int]] = []
     for width in widths:
         windows = np.lib.stride_tricks.sliding_window_view(known_values_S, width)
         means, errors = windows.mean(axis=1), windows.var(axis=1, ddof=1) / width
         looks = scores * len(widths) * (len(means) - width)
         margins = _margin(errors[:-width], errors[width:], width, width, looks)
-        highs = means[width:] - means[:-width] + margins
+        highs = means[width:] - means[:-width] + margins * widening
         best = int(highs.argmin())
         found.append((float(highs[best]), best, width, looks))
     if not found:

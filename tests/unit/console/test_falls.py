@@ -215,6 +215,22 @@ def test_scores_say_what_they_are_for(folder: Path):
     assert role_of("exact_match", config) == "weight 1"
 
 
+async def test_trajectories_that_were_not_trained_on_do_not_count(
+    browser: httpx.AsyncClient, folder: Path
+):
+    store = TrajectoryStore(folder, 1.0)
+    one = stored(scored(rollout_task()))
+    for step in range(1, 9):
+        mean = (0.8 if step <= 4 else 0.3) + step % 3 / 100
+        append_lines(folder / "metrics.jsonl", [step_line(step, **{"reward/mean": mean})])
+        record = one.record | {"step": step, "reward": one.record["reward"] | {"total": mean}}
+        some = [StoredTrajectory(record | {"trained": t}, one.tokens) for t in (True, True, False)]
+        store.write(f"step_{step:06d}", some)
+    shown = await page(browser, f"{FALL}?step=5&step_to=8")
+    # 4 steps of 2 each
+    assert "8 before and 8 after" in shown.text
+
+
 async def test_of_a_long_span_so_many_steps_and_trajectories_are_read(
     browser: httpx.AsyncClient, folder: Path
 ):

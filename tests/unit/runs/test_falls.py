@@ -9,9 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent_r1.runs.falls import Case, Explanation, compare_spans, explain, find_fall, t_quantile
+from agent_r1.runs.falls import (
+    Case,
+    Explanation,
+    Floats,
+    compare_spans,
+    explain,
+    find_fall,
+    t_quantile,
+)
 
 NEAR = 0.01
+ALARMS = 10
+"""Of 100 runs without a fall: 5 by the level, which 100 draws exceed by more than 5 in 2 %."""
 DOUBT = 50 / 55
 """A mere change is believed as far as trajectories of one span show it: 100 with and 100 without it
 count as 100 * 100 / 200, against NEUTRAL = 5."""
@@ -218,7 +228,9 @@ def test_quantiles_of_t_are_those_of_the_tables(share: float, freedom: float, ex
 
 def test_spans_are_compared_with_an_interval_of_welch():
     steps = np.arange(1, 9, dtype=np.float64)
-    values = np.array([0.5, 0.7, 0.6, 0.6, 0.2, 0.4, 0.3, 0.3])
+    # Differences 0.1, -0.2, 0.1, -0.4, 0.2, -0.1, 0: products of neighbours sum to -0.18, squares
+    # to 0.27, so r = 1 - 2 * 0.18 / 0.27 < 0: nothing is widened.
+    values = np.array([0.6, 0.7, 0.5, 0.6, 0.2, 0.4, 0.3, 0.3])
     change = compare_spans("em", steps, values, (1, 4), (5, 8), 1)
     assert change is not None
     assert change.mean == pytest.approx(-0.3)
@@ -233,6 +245,48 @@ def test_spans_are_compared_with_an_interval_of_welch():
     level = compare_spans("em", steps, np.full(8, 0.1), (1, 4), (5, 8), 1)
     assert level is not None
     assert not level.fell
+
+
+def test_steps_that_resemble_their_neighbours_count_for_fewer():
+    steps = np.arange(1, 41, dtype=np.float64)
+    # Differences 1, -1, 1, ...: their correlation is -1, so r = -1, and nothing is widened.
+    apart = np.tile([0.0, 0.1], 20)
+    # Differences 1, 0, -1, 0, ...: their correlation is 0, so r = 1, held at 0.9.
+    alike = np.tile([0.0, 0.1, 0.1, 0.0], 10)
+    halves = []
+    for values in (apart, alike):
+        change = compare_spans("em", steps, values, (1, 20), (21, 40), 1)
+        assert change is not None
+        halves.append(change.high - change.mean)
+    # Both halves have the same values; (1 + 0.9) / (1 - 0.9) = 19.
+    assert halves[1] == pytest.approx(halves[0] * 19**0.5)
+
+
+def correlated(chance: np.random.Generator, steps: int, correlation: float) -> Floats:
+    """AR(1) with standard deviation 0.1."""
+    values = 0.1 * chance.standard_normal(steps)
+    for i in range(1, steps):
+        values[i] = correlation * values[i - 1] + (1 - correlation**2) ** 0.5 * values[i]
+    return values
+
+
+@pytest.mark.parametrize(("steps", "correlation"), [(60, 0.0), (60, 0.5), (200, 0.0), (200, 0.5)])
+def test_correlated_steps_are_no_fall_and_hide_none(steps: int, correlation: float):
+    chance = np.random.default_rng(0)
+    places = np.arange(1, steps + 1, dtype=np.float64)
+    alarms = found = 0
+    for _ in range(100):
+        values = correlated(chance, steps, correlation)
+        plain = find_fall("em", places, values)
+        # A fall of 0.3, which is what is planted in the runs of benchmarks/falls.py.
+        fallen = find_fall("em", places, values - 0.3 * (places > 0.7 * steps))
+        assert plain is not None
+        assert fallen is not None
+        alarms += plain.fell
+        found += fallen.fell and abs(fallen.after[0] - 0.7 * steps) <= 6
+    assert alarms <= ALARMS
+    # Where 60 steps tell as much as 20, some falls are lost in the noise.
+    assert found >= (98 if correlation == 0.0 else 60)
 
 
 def test_a_fall_is_found_where_it_is():
