@@ -20,8 +20,8 @@ from agent_r1.runs.falls import (
 )
 
 NEAR = 0.01
-ALARMS = 10
-"""Of 100 runs without a fall: 5 by the level, which 100 draws exceed by more than 5 in 2 %."""
+ALARMS = 5
+"""Of 100 runs without a fall, by the level."""
 DOUBT = 50 / 55
 """A mere change is believed as far as trajectories of one span show it: 100 with and 100 without it
 count as 100 * 100 / 200, against NEUTRAL = 5."""
