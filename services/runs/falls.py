@@ -133,12 +133,13 @@ def _widening(values_S: Floats) -> float:
     """Return how much wider an interval is for steps that resemble their neighbours (AR(1)).
 
     With correlation r, (1 + r) / (1 - r) steps tell as much as one of independent ones. That of
-    their differences is (r - 1) / 2, which a fall or slow learning hardly moves.
+    their differences is (r - 1) / 2, which a fall or slow learning hardly moves. Half a standard
+    error of r is taken off, so that chance alone seldom widens.
     """
     changes = np.diff(values_S)
     squares = float(changes @ changes)
     r = 1 + 2 * float(changes[1:] @ changes[:-1]) / squares if squares else 0.0
-    r = min(max(r, 0.0), MOST_CORRELATED)
+    r = min(max(r - (0.5 / max(len(changes), 1)) ** 0.5, 0.0), MOST_CORRELATED)
     return ((1 + r) / (1 - r)) ** 0.5
 
 

@@ -20,8 +20,8 @@ from agent_r1.runs.falls import (
 )
 
 NEAR = 0.01
-ALARMS = 5
-"""Of 100 runs without a fall, by the level."""
+ALARMS = 10
+"""Of 100 runs without a fall: 5 by the level, and more than 10 once in a hundred times."""
 DOUBT = 50 / 55
 """A mere change is believed as far as trajectories of one span show it: 100 with and 100 without it
 count as 100 * 100 / 200, against NEUTRAL = 5."""
@@ -235,8 +235,8 @@ def test_what_is_left_beside_a_cause_that_explains_a_part_is_compared():
     before = ((False, 100, 80, {}), (False, 100, 80, GUESS))
     after = ((True, 60, 0, failed), (True, 40, 24, {}), (True, 100, 60, GUESS))
     found = explained(cases(*before, *after))
-    # Failing calls take 0.6 from 0.3 of the trajectories, 0.18, and a little more (TIME); all fall by
-    # 0.2 beside it.
+    # Failing calls take 0.6 from 0.3 of the trajectories, 0.18, and a little more (TIME);
+    # all fall by 0.2 beside it.
     assert parts_of(found) == {"search: result": pytest.approx(0.18, abs=2 * NEAR)}
     assert found.rest == pytest.approx(0.2, abs=2 * NEAR)
 
@@ -368,15 +368,15 @@ def test_steps_that_resemble_their_neighbours_count_for_fewer():
     steps = np.arange(1, 41, dtype=np.float64)
     # Differences 1, -1, 1, ...: their correlation is -1, so r = -1, and nothing is widened.
     apart = np.tile([0.0, 0.1], 20)
-    # Differences 1, 0, -1, 0, ...: their correlation is 0, so r = 1, held at 0.9.
+    # Differences 1, 0, -1, 0, ...: their correlation is 0, so r = 1, less sqrt(0.5 / 39): 0.887.
     alike = np.tile([0.0, 0.1, 0.1, 0.0], 10)
     halves = []
     for values in (apart, alike):
         change = compare_spans("em", steps, values, (1, 20), (21, 40), 1)
         assert change is not None
         halves.append(change.high - change.mean)
-    # Both halves have the same values; (1 + 0.9) / (1 - 0.9) = 19.
-    assert halves[1] == pytest.approx(halves[0] * 19**0.5)
+    # Both halves have the same values; (1 + 0.8868) / (1 - 0.8868) = 16.66.
+    assert halves[1] == pytest.approx(halves[0] * 16.66**0.5, rel=1e-3)
 
 
 def correlated(chance: np.random.Generator, steps: int, correlation: float) -> Floats:
