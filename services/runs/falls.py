@@ -6,7 +6,8 @@ What a change explains is the product of two measured numbers, summed over its k
 trajectories: how much more often a kind occurs after than before, and how much lower its score is
 than that of others in the same span (Oaxaca and Blinder). A slower tool that answers as well thus
 explains nothing. Changes are taken in the order in which one causes another: tasks, weights, tools,
-reward components, endings, lengths; each explains what those before it have left. The parts and the
+reward components, endings, lengths; each explains what those before it have left. Of what they all
+leave, a category of trajectories may hold most: a set, or those that call a tool. The parts and the
 rest add up to the fall.
 
 Dimension key: S = steps, N = trajectories of both spans, C = groups of samples, K = columns, L =
@@ -35,6 +36,8 @@ Span = tuple[int, int]
 WIDTHS = (5, 10, 20, 40)
 """Lengths of the spans in which a fall is looked for, in steps."""
 LEVEL = 0.95
+MOST_CORRELATED = 0.9
+"""Most that neighbouring steps are taken to resemble each other: a sheer drop looks like more."""
 RESAMPLES = 400
 AT_ONCE = 256
 """Groups whose products are in memory at a time."""
@@ -57,6 +60,11 @@ BADNESS = BROKEN, EMPTY, SAME, _ = "failed", "empty", "the same text", FINE
 """What becomes of a call; of several, the first of these counts."""
 ORDER = ("tasks", "weights", "tool", "component", "ending", "length")
 """Kinds of changes, causes before their effects."""
+WITHIN = "within"
+"""Kind of what no changed share explains: the trajectories of a category, such as a set, fell."""
+MOST_OF_REST, LEAST_REST = 0.5, 0.2
+"""Least share of the rest that is put to a category, and least rest, as a share of the fall."""
+MOST_PLACES = 20
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,8 @@ class Change:
     """Means of the steps before and after."""
     low: float
     high: float
-    """Interval of after minus before (Welch, over steps); wider where several were looked at."""
+    """Interval of after minus before (Welch, over steps); wider where several were looked at, and
+    where steps resemble their neighbours."""
     looks: int
     """How many were."""
 
@@ -105,6 +114,7 @@ def compare_spans(
         return None
     errors = a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)
     margin = float(_margin(errors[0], errors[1], len(a), len(b), looks))
+    margin *= _widening(values_S[known_S])
     means = float(a.mean()), float(b.mean())
     change = means[1] - means[0]
     return Change(score, before, after, means, change - margin, change + margin, looks)
@@ -117,6 +127,20 @@ def _margin(error_a: Any, error_b: Any, size_a: int, size_b: int, looks: int) ->
     freedom = squared**2 / np.maximum(parts, np.finfo(float).tiny)
     share = 1 - (1 - LEVEL) / 2 / looks
     return t_quantile(share, np.maximum(freedom, 1.0)) * np.sqrt(squared)
+
+
+def _widening(values_S: Floats) -> float:
+    """Return how much wider an interval is for steps that resemble their neighbours (AR(1)).
+
+    With correlation r, (1 + r) / (1 - r) steps tell as much as one of independent ones. That of
+    their differences is (r - 1) / 2, which a fall or slow learning hardly moves. Half a standard
+    error of r is taken off, so that chance alone seldom widens.
+    """
+    changes = np.diff(values_S)
+    squares = float(changes @ changes)
+    r = 1 + 2 * float(changes[1:] @ changes[:-1]) / squares if squares else 0.0
+    r = min(max(r - (0.5 / max(len(changes), 1)) ** 0.5, 0.0), MOST_CORRELATED)
+    return ((1 + r) / (1 - r)) ** 0.5
 
 
 def find_fall(score: str, steps_S: Floats, values_S: Floats, scores: int = 1) -> Change | None:
@@ -133,13 +157,14 @@ def find_fall(score: str, steps_S: Floats, values_S: Floats, scores: int = 1) ->
     known_S = np.isfinite(values_S)
     places_S, known_values_S = steps_S[known_S].astype(int).tolist(), values_S[known_S]
     widths = [width for width in WIDTHS if 2 * width <= len(places_S)]
+    widening = _widening(known_values_S)
     found: list[tuple[float, int, int, int]] = []
     for width in widths:
         windows = np.lib.stride_tricks.sliding_window_view(known_values_S, width)
         means, errors = windows.mean(axis=1), windows.var(axis=1, ddof=1) / width
         looks = scores * len(widths) * (len(means) - width)
         margins = _margin(errors[:-width], errors[width:], width, width, looks)
-        highs = means[width:] - means[:-width] + margins
+        highs = means[width:] - means[:-width] + margins * widening
         best = int(highs.argmin())
         found.append((float(highs[best]), best, width, looks))
     if not found:
@@ -198,7 +223,7 @@ class Trait(NamedTuple):
     """Something in which trajectories differ: a value of each."""
 
     kind: str
-    """Of ORDER."""
+    """Of ORDER, or WITHIN."""
     name: str
     values: Sequence[str | None]
     """[N] None where a trajectory has none: it then says nothing about the others."""
@@ -240,15 +265,16 @@ class Factor:
         return max(shares, key=lambda one: abs(one[2] - one[1]), default=("", 0.0, 0.0))
 
 
-def factors(cases: Sequence[Case], score: str) -> list[Factor]:
+def _traits(cases: Sequence[Case], score: str) -> list[Trait]:
     """Return all in which the trajectories of two spans may differ, for what a score did."""
-    after_N = np.array([case.is_after for case in cases])
-    traits = [
-        *_of_tasks(cases),
-        Trait("weights", "weights", [c.weights for c in cases], FREE, FINE),
-    ]
-    traits += [*_of_tools(cases), *_of_components(cases, score), *_of_behaviour(cases)]
-    made = [Factor.of(trait, after_N) for trait in traits]
+    weights = Trait("weights", "weights", [case.weights for case in cases], FREE, FINE)
+    traits = [*_of_tasks(cases), weights, *_of_tools(cases)]
+    return [*traits, *_of_components(cases, score), *_of_behaviour(cases)]
+
+
+def _factors(traits: Sequence[Trait], after_N: Mask) -> list[Factor]:
+    """Return those whose shares have changed."""
+    made = [Factor.of(trait, after_N) for trait in traits if trait.kind in ORDER]
     shifts = [after - before for _, before, after in (one.moved(after_N) for one in made)]
     return [one for one, shift in zip(made, shifts, strict=True) if abs(shift) >= LEAST_SHIFT]
 
@@ -287,7 +313,16 @@ def _of_tools(cases: Sequence[Case]) -> Iterator[Trait]:
         pairs = [zip(some, of_it, strict=True) for some, of_it in zip(own, endings, strict=True)]
         good = [[call for call, ending in of_it if ending == FINE] for of_it in pairs]
         versions = [sorted({call.get("version", "") for call in some}) for some in good]
-        yield Trait("tool", f"{tool}: version", [", ".join(some) or None for some in versions])
+        texts = [", ".join(some) or None for some in versions]
+        yield Trait("tool", f"{tool}: version", texts)
+        yield Trait(WITHIN, f"{tool}: version", texts)
+        seen = [
+            Counter(v for v, c in zip(texts, cases, strict=True) if v and c.is_after is side)
+            for side in (False, True)
+        ]
+        came = [f"; version {v} came" for v, _ in seen[1].most_common(1) if v not in seen[0]]
+        called = "".join(["called", *came])
+        yield Trait(WITHIN, tool, [called if some else "not called" for some in own])
         times = [_mean(call.get("latency_ms", 0.0) for call in some) for some in good]
         yield Trait("tool", f"{tool}: milliseconds", _binned(times))
         lengths = [_mean(len(call.get("text", "")) for call in some) for some in good]
@@ -353,14 +388,14 @@ class Part:
     kind: str
     name: str
     value: str
-    """Value of it that explains most."""
+    """Value of it that explains most; of WITHIN, the one whose trajectories fell."""
     shares: tuple[float, float]
     """Trajectories with that value, before and after."""
     mean: float
     """Part of the fall, in units of the score."""
     low: float
     high: float
-    """Bootstrap over groups of samples."""
+    """Bootstrap over groups of samples; of WITHIN for all categories that were looked at."""
     examples: list[tuple[str, int]]
     """Places of trajectories after with that value, the lowest scores first."""
 
@@ -368,6 +403,30 @@ class Part:
     def is_named(self) -> bool:
         """Whether its interval lies above 0."""
         return self.low > 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """What the score of a category of trajectories did."""
+
+    trait: Trait
+    value: str
+    mask: Mask
+    """[N] its trajectories."""
+    counts: tuple[int, int]
+    """Trajectories before and after."""
+    means: tuple[float, float]
+    """Scores before and after."""
+    low: float
+    high: float
+    """Bootstrap over groups of samples, of after minus before."""
+    parts: Floats
+    """[1 + R] what it explains by having fallen more than others: of the sample, of resamples."""
+
+    @property
+    def mean(self) -> float:
+        """After minus before."""
+        return self.means[1] - self.means[0]
 
 
 @dataclass(frozen=True)
@@ -384,6 +443,8 @@ class Explanation:
     """The largest first."""
     others: list[tuple[str, str, float, float]] = field(default_factory=list)
     """Changes that explain less than LEAST_PART: name, value that moved most, its shares."""
+    places: list[Place] = field(default_factory=list)
+    """Categories, the one first that took the mean down most."""
 
 
 def explain(cases: Sequence[Case], score: str) -> Explanation | None:
@@ -402,54 +463,111 @@ def explain(cases: Sequence[Case], score: str) -> Explanation | None:
     if not after_N.any() or after_N.all():
         return None
     fall = float(values_N[~after_N].mean() - values_N[after_N].mean())
-    model = _Model(values_N, after_N)
-    chosen, others = model.choose(factors(known, score), LEAST_PART * abs(fall))
-    parts_LR = model.resample(chosen, [case.cluster for case in known])
-    parts = [
-        _part(known, values_N, after_N, *of_it)
-        for of_it in zip(chosen, model.parts(chosen), parts_LR, strict=True)
-    ]
+    model = _Model(values_N, after_N, [case.cluster for case in known])
+    traits = _traits(known, score)
+    chosen, others = model.choose(_factors(traits, after_N), LEAST_PART * abs(fall))
+    parts_LR, left_RK = model.resample(chosen)
+    parts: list[Part] = []
+    for one, part_R in zip(chosen, parts_LR, strict=True):
+        value = one.moved(after_N)[0]
+        bounds = float(part_R[0]), *_interval(part_R)
+        parts.append(_part(known, values_N, one.trait, value, one.columns[value], bounds))
+    rest = fall - sum(part.mean for part in parts)
+    places = list(_places(traits, model, chosen, left_RK, after_N))
+    if rest >= LEAST_REST * fall > 0:
+        parts += [_part(known, values_N, *of_it) for of_it in _holding_most(places, rest)]
     counts = int((~after_N).sum()), int(after_N.sum())
     rest = fall - sum(part.mean for part in parts)
     parts.sort(key=lambda part: -part.mean)
     listed = [(one.trait.name, *one.moved(after_N)) for one in others]
-    return Explanation(fall, rest, counts, parts, listed)
+    places.sort(key=lambda place: place.mean * place.counts[1])
+    return Explanation(fall, rest, counts, parts, listed, places[:MOST_PLACES])
+
+
+def _interval(values_R: Floats) -> tuple[float, float]:
+    tail = (1 - LEVEL) / 2 * 100
+    low, high = np.percentile(values_R[1:], [tail, 100 - tail])
+    return float(low), float(high)
 
 
 def _part(
     cases: Sequence[Case],
     values_N: Floats,
-    after_N: Mask,
-    factor: Factor,
-    mean: float,
-    resampled_R: Floats,
+    trait: Trait,
+    value: str,
+    has_N: Mask,
+    bounds: tuple[float, float, float],
 ) -> Part:
-    value, *shares = factor.moved(after_N)
-    tail = (1 - LEVEL) / 2 * 100
-    low, high = np.percentile(resampled_R, [tail, 100 - tail])
-    has = factor.columns[value] & after_N
-    if not has.any():  # it is the value that has gone
-        has = after_N
-    worst = np.argsort(np.where(has, values_N, np.inf), kind="stable")
-    examples = [cases[i].place for i in worst[: min(EXAMPLES, int(has.sum()))]]
-    return Part(
-        factor.trait.kind,
-        factor.trait.name,
-        value,
-        (shares[0], shares[1]),
-        mean,
-        float(low),
-        float(high),
-        examples,
-    )
+    after_N = np.array([case.is_after for case in cases])
+    shares = float(has_N[~after_N].mean()), float(has_N[after_N].mean())
+    some = has_N & after_N if shares[1] else after_N  # else it is the value that has gone
+    worst = np.argsort(np.where(some, values_N, np.inf), kind="stable")
+    examples = [cases[i].place for i in worst[: min(EXAMPLES, int(some.sum()))]]
+    return Part(trait.kind, trait.name, value, shares, *bounds, examples)
+
+
+def _places(
+    traits: Sequence[Trait],
+    model: _Model,
+    chosen: Sequence[Factor],
+    left_RK: Floats,
+    after_N: Mask,
+) -> Iterator[Place]:
+    """Yield the categories that stand, as all others do, on both sides with enough groups."""
+    table = model.table(chosen)
+    for trait in traits:
+        if trait.kind not in ("tasks", WITHIN):
+            continue
+        known_N = np.array([value is not None for value in trait.values])
+        for value, _ in Counter(filter(None, trait.values)).most_common(MOST_KINDS):
+            has_N = np.array([one == value for one in trait.values])
+            masks = [
+                of_it & side for of_it in (has_N, known_N & ~has_N) for side in (~after_N, after_N)
+            ]
+            if min(map(model.groups, masks)) < MOST_KINDS:
+                continue
+            before, after, others_before, others_after = (
+                model.means(table, left_RK, mask) for mask in masks
+            )
+            # Others that fell by a half let expect the same half of this one.
+            scale_R = np.maximum(before[0] / np.maximum(others_before[0], 1e-9), 1.0)
+            expected_R = np.minimum((others_after[1] - others_before[1]) * scale_R, 0.0)
+            part_R = has_N[after_N].mean() * (expected_R - (after[1] - before[1]))
+            if before[0][0] > 0.0 >= others_before[0][0]:
+                part_R *= 0.0  # others had no score to lose
+            counts = int(masks[0].sum()), int(masks[1].sum())
+            means = float(before[0][0]), float(after[0][0])
+            interval = _interval(after[0] - before[0])
+            yield Place(trait._replace(kind=WITHIN), value, has_N, counts, means, *interval, part_R)
+
+
+def _holding_most(
+    places: Sequence[Place], rest: float
+) -> Iterator[tuple[Trait, str, Mask, tuple[float, float, float]]]:
+    """Yield the category that holds most of the rest, if one surely does."""
+    width = NormalDist().inv_cdf(1 - (1 - LEVEL) / 2 / max(len(places), 1))
+    for place in sorted(places, key=lambda place: -place.parts[0]):
+        mean, margin = float(place.parts[0]), width * float(place.parts[1:].std())
+        if mean >= MOST_OF_REST * rest and mean > margin:
+            yield place.trait, place.value, place.mask, (mean, mean - margin, mean + margin)
+            return
 
 
 class _Model:
     """Regressions of a score on the span and a factor; all sums come from products of columns."""
 
-    def __init__(self, values_N: Floats, after_N: Mask) -> None:
+    def __init__(self, values_N: Floats, after_N: Mask, clusters: Sequence[object]) -> None:
         self._values_N = values_N
         self._after_N = after_N
+        names = {name: i for i, name in enumerate(dict.fromkeys(clusters))}
+        self._of_N = np.array([names[name] for name in clusters])
+        is_after_C = np.zeros(len(names), bool)
+        is_after_C[self._of_N[after_N]] = True
+        rng = np.random.default_rng(SEED)
+        self._counts_RC = np.ones((1 + RESAMPLES, len(names)))  # the sample, and its resamples
+        for side in (np.flatnonzero(is_after_C), np.flatnonzero(~is_after_C)):
+            even = np.full(len(side), 1 / len(side))
+            self._counts_RC[1:, side] = rng.multinomial(len(side), even, RESAMPLES)
 
     def choose(
         self, candidates: Sequence[Factor], least: float
@@ -468,49 +586,55 @@ class _Model:
 
     def parts(self, chosen: Sequence[Factor]) -> list[float]:
         """Return what each of some factors explains beyond those before it."""
-        table = self._table(chosen)
-        return _parts_of((table.T @ table)[None], chosen)[:, 0].tolist()
+        table = self.table(chosen)
+        return _parts_of((table.T @ table)[None], chosen)[0][:, 0].tolist()
 
-    def resample(self, chosen: Sequence[Factor], clusters: Sequence[object]) -> Floats:
-        """Return [L, R] what each of L factors explains, in resamples of the clusters."""
-        table = self._table(chosen)
-        names = {name: i for i, name in enumerate(dict.fromkeys(clusters))}
-        of_N = np.array([names[name] for name in clusters])
-        is_after_C = np.zeros(len(names), bool)
-        is_after_C[of_N[self._after_N]] = True
-        rng = np.random.default_rng(SEED)
-        counts_RC = np.zeros((RESAMPLES, len(names)))
-        for side in (np.flatnonzero(is_after_C), np.flatnonzero(~is_after_C)):
-            even = np.full(len(side), 1 / len(side))
-            counts_RC[:, side] = rng.multinomial(len(side), even, RESAMPLES)
+    def resample(self, chosen: Sequence[Factor]) -> tuple[Floats, Floats]:
+        """Return what `_parts_of` does, of the sample and of resamples of the clusters."""
+        table = self.table(chosen)
         width = table.shape[1]
-        products_R = np.zeros((RESAMPLES, width * width))
-        for first in range(0, len(names), AT_ONCE):
+        products_R = np.zeros((1 + RESAMPLES, width * width))
+        for first in range(0, self._counts_RC.shape[1], AT_ONCE):
             products = np.zeros((AT_ONCE, width * width))
-            for i in np.flatnonzero((of_N >= first) & (of_N < first + AT_ONCE)):
-                products[of_N[i] - first] += np.outer(table[i], table[i]).ravel()
-            counts = counts_RC[:, first : first + AT_ONCE]
+            for i in np.flatnonzero((self._of_N >= first) & (self._of_N < first + AT_ONCE)):
+                products[self._of_N[i] - first] += np.outer(table[i], table[i]).ravel()
+            counts = self._counts_RC[:, first : first + AT_ONCE]
             products_R += counts @ products[: counts.shape[1]]
         return _parts_of(products_R.reshape(-1, width, width), chosen)
 
-    def _table(self, chosen: Sequence[Factor]) -> Floats:
+    def groups(self, mask_N: Mask) -> int:
+        """Return in how many clusters some trajectories are."""
+        return int(np.count_nonzero(np.bincount(self._of_N[mask_N])))
+
+    def means(self, table: Floats, left_RK: Floats, mask_N: Mask) -> tuple[Floats, Floats]:
+        """Return [1 + R] means of some trajectories: of the score, and of what factors leave."""
+        clusters, places = np.unique(self._of_N[mask_N], return_inverse=True)
+        sums = [np.bincount(places, column) for column in table[mask_N].T]
+        sums_RK = self._counts_RC[:, clusters] @ np.column_stack(sums)
+        counts_R = np.maximum(sums_RK[:, 0], 1.0)
+        return sums_RK[:, -1] / counts_R, (sums_RK * left_RK).sum(axis=1) / counts_R
+
+    def table(self, chosen: Sequence[Factor]) -> Floats:
         """Return [N, K + 1]: 1, the span, the columns of the factors, the score."""
         columns = [column for one in chosen for column in (*one.columns.values(), *one.controls)]
         ones = np.ones_like(self._values_N)
         return np.column_stack([ones, self._after_N, *columns, self._values_N]).astype(np.float64)
 
 
-def _parts_of(products_R: Floats, chosen: Sequence[Factor]) -> Floats:
-    """Return [L, R] what each factor explains of what those before it have left.
+def _parts_of(products_R: Floats, chosen: Sequence[Factor]) -> tuple[Floats, Floats]:
+    """Return [L, R] what each factor explains beyond those before it, and [R, K + 1] the rest.
+
+    A row of the table times that is what all factors leave of its score.
 
     Args:
-        products_R: [R, K + 1, K + 1] sums of the products of the columns of `_Model._table`.
+        products_R: [R, K + 1, K + 1] sums of the products of the columns of `_Model.table`.
         chosen: [L] factors.
     """
     whole, after = products_R[:, 0], products_R[:, 1]
     counts_after = after[:, 1:2]
     shift = after / counts_after - (whole - after) / (whole[:, :1] - counts_after)
-    left = products_R[:, :, -1].copy()  # products of all columns with what is left of the score
+    left_RK = np.zeros_like(whole)
+    left_RK[:, -1] = 1.0
     parts: list[Floats] = []
     start = 2
     for factor in chosen:
@@ -522,8 +646,9 @@ def _parts_of(products_R: Floats, chosen: Sequence[Factor]) -> Floats:
         penalties += [FREE, time][: stop - end]
         own = [0, 1, *range(start, stop)]
         matrix = products_R[:, own][:, :, own] + np.diag(penalties)
-        slopes = np.linalg.solve(matrix, left[:, own, None])[:, 2 : 2 + end - start, 0]
+        left = products_R[:, own] @ left_RK[..., None]
+        slopes = np.linalg.solve(matrix, left)[:, 2 : 2 + end - start, 0]
         parts.append(-(shift[:, start:end] * slopes).sum(axis=1))
-        left -= (products_R[:, :, start:end] @ slopes[..., None])[..., 0]
+        left_RK[:, start:end] = -slopes
         start = stop
-    return np.array(parts).reshape(len(chosen), len(products_R))
+    return np.array(parts).reshape(len(chosen), len(products_R)), left_RK

@@ -50,9 +50,11 @@ def write_steps(
     tool: str = "search",
     breaks: bool = True,
     bad: Mapping[str, tuple[float, float]] | None = None,
+    far_breaks: bool = False,
 ) -> None:
     """Write a run whose tool fails in 6 of 8 samples from step AT on; or that is wrong in as many,
-    with metrics that are bad from then on: their values before and after."""
+    with metrics that are bad from then on: their values before and after; or that is wrong from
+    then on in every second group, whose set is `far`."""
     store = TrajectoryStore(folder, 1.0)
     for step in range(1, STEPS + 1):
         broken = GOOD if breaks and step >= AT else 0
@@ -71,7 +73,9 @@ def write_steps(
             # Which samples go wrong before moves on, so that every step has a mean of its own.
             right = float(index >= wrong and (index + step) % SAMPLES < GOOD - step % 2)
             group = 10 * step + index // 2
-            task = Task(id=f"q{group}", prompt="Who?", metadata={"set": "near"})
+            of_set = "far" if far_breaks and group % 2 else "near"
+            right = 0.0 if of_set == "far" and step >= AT else right
+            task = Task(id=f"q{group}", prompt="Who?", metadata={"set": of_set})
             rollout = rollout_task(group_id=group, sample_index=index % 2, task=task)
             facts = {"calls": [call], "policy_version": step - 1}
             some.append(stored(scored(rollout, total=right, **facts), step=step))
@@ -99,6 +103,29 @@ async def test_the_biggest_fall_is_looked_for_and_its_cause_named(
     links = shown.values("a", "href")
     assert "/runs/run/trajectories/step_000014.parquet/0" in links  # 13 is at the border
     assert any(link and f"step={AT}&" in link and "trajectories" in link for link in links)
+
+
+async def test_a_set_that_fell_while_another_held_is_named(
+    browser: httpx.AsyncClient, folder: Path
+):
+    write_steps(folder, breaks=False, far_breaks=True)
+    shown = await page(browser, FALL)
+    text = " ".join(shown.text.split())
+    assert "It fell within set: far, and less or not at all elsewhere." in text
+    assert any("within" in row and "far 50 % 50 %" in row for row in shown.rows)
+    far, near = [row for row in shown.rows if "36 36" in row]
+    # Every second group of four, with two samples, of ten steps without the border; worst first.
+    assert "far 36 36 0.667 0.000 -0.667" in far
+    assert "near 36 36 0.694 0.667 -0.028" in near
+    assert "No cause" not in text
+
+
+async def test_a_fall_without_a_clear_cause_says_where_to_look(
+    browser: httpx.AsyncClient, folder: Path
+):
+    write_steps(folder, breaks=False, bad={"time/nothing": (0.0, 0.0)})
+    shown = await page(browser, f"{FALL}?step={AT}")
+    assert "No cause is named, since none is clear from what is stored." in shown.text
 
 
 async def test_the_reader_chooses_span_and_score(browser: httpx.AsyncClient, folder: Path):
@@ -169,7 +196,7 @@ async def test_without_trajectories_the_scores_are_compared_alone(
         file.unlink()
     shown = await page(browser, FALL)
     assert "fell by" in shown.text
-    assert "No change that is stored explains it" in shown.text
+    assert "No cause is named: trajectories of both spans are needed" in shown.text
 
 
 async def test_before_there_are_steps_the_page_says_so(browser: httpx.AsyncClient, folder: Path):
@@ -213,6 +240,22 @@ def test_scores_say_what_they_are_for(folder: Path):
     assert numbers.scores == {"reward": "reward/mean", "exact_match": "reward/exact_match"}
     assert role_of("reward", config) == "what is trained on"
     assert role_of("exact_match", config) == "weight 1"
+
+
+async def test_trajectories_that_were_not_trained_on_do_not_count(
+    browser: httpx.AsyncClient, folder: Path
+):
+    store = TrajectoryStore(folder, 1.0)
+    one = stored(scored(rollout_task()))
+    for step in range(1, 9):
+        mean = (0.8 if step <= 4 else 0.3) + step % 3 / 100
+        append_lines(folder / "metrics.jsonl", [step_line(step, **{"reward/mean": mean})])
+        record = one.record | {"step": step, "reward": one.record["reward"] | {"total": mean}}
+        some = [StoredTrajectory(record | {"trained": t}, one.tokens) for t in (True, True, False)]
+        store.write(f"step_{step:06d}", some)
+    shown = await page(browser, f"{FALL}?step=5&step_to=8")
+    # 4 steps of 2 each
+    assert "8 before and 8 after" in shown.text
 
 
 async def test_of_a_long_span_so_many_steps_and_trajectories_are_read(
