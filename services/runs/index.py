@@ -6,6 +6,7 @@ by file: what has changed since is read again. Several processes may use it at o
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
@@ -426,7 +427,9 @@ class RunIndex:
         self._db = sqlite3.connect(
             self.path, timeout=LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False
         )
-        self._db.execute("PRAGMA journal_mode = WAL")
+        with self.path.with_name(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # for this alone SQLite does not wait
+            self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
         self._db.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         with self._writing():

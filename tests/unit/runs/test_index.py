@@ -234,22 +234,23 @@ def test_a_look_of_limited_time_goes_on_the_next_time(run: Path, tmp_path: Path)
 def test_several_readers_build_one_index(run: Path, tmp_path: Path):
     errors: list[BaseException] = []
 
-    def build() -> None:
+    def build(folder: Path) -> None:
         try:
-            with RunIndex(run, tmp_path / "shared") as index:
+            with RunIndex(run, folder) as index:
                 index.refresh()
         except BaseException as exc:  # noqa: BLE001 - shown below
             errors.append(exc)
 
-    threads = [threading.Thread(target=build) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert errors == []
-    with RunIndex(run, tmp_path / "shared") as index:
-        assert index.refresh() == 0
-        assert len(index.rows(Query())) == 14  # 2 steps of 4, and 2 evaluations of 3
+    for folder in (tmp_path / str(number) for number in range(10)):
+        threads = [threading.Thread(target=build, args=(folder,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert errors == []
+        with RunIndex(run, folder) as index:
+            assert index.refresh() == 0
+            assert len(index.rows(Query())) == 14  # 2 steps of 4, and 2 evaluations of 3
 
 
 @pytest.mark.parametrize("damage", ["removed", "overwritten", "of another schema"])
