@@ -82,7 +82,7 @@ timeout_s = 240
     return file
 
 
-@pytest.mark.timeout(120 + 12 * KILLS)
+@pytest.mark.timeout(300 + 12 * KILLS)
 async def test_nothing_is_lost_doubled_or_trained_unheard(
     redis_server: RedisServer, run_id: str, tiny_base_dir: Path, tmp_path: Path
 ):

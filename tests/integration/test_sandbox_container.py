@@ -31,7 +31,9 @@ SHARED = "import mmap, os\nmmap.mmap({}, 1 << 20)"
 
 
 @contextlib.asynccontextmanager
-async def started(*, processes: int = 4096, memory_mb: int = 192) -> AsyncIterator[PythonExec]:
+async def started(
+    *, processes: int = 4096, memory_mb: int = 192, seconds: float = 2.0
+) -> AsyncIterator[PythonExec]:
     problems: list[str] = []
     for python in PYTHONS:
         if python is not None and shutil.which(python) is None:
@@ -39,8 +41,8 @@ async def started(*, processes: int = 4096, memory_mb: int = 192) -> AsyncIterat
         tool = PythonExec(
             sandbox="container",
             python=python,
-            cpu_s=2.0,
-            wall_s=2.0,
+            cpu_s=seconds,
+            wall_s=seconds,
             memory_mb=memory_mb,
             processes=processes,
             max_workers=1,
@@ -90,8 +92,9 @@ async def test_limits_hold_and_the_next_call_is_answered(
 ):
     monkeypatch.setenv("LEFT", "1")
     # Pages that 64 forks share count for each of them, so the memory must suffice for that.
-    limits = {"processes": 64, "memory_mb": 4096} if code == FORK_BOMB else {}
-    async with started(**limits) as tool:
+    # On a busy machine they take their time.
+    bounds = {"processes": 64, "memory_mb": 4096, "seconds": 20.0} if code == FORK_BOMB else {}
+    async with started(**bounds) as tool:
         code = code.replace("SERVICE", str(os.getpid()))
         assert re.search(expected, await run(tool, code))
         assert await run(tool, "6 * 7") == "42"
