@@ -1,4 +1,4 @@
-"""Why the score of a run fell: its folder --> spans and scores --> runs/falls.py --> `Fall`.
+"""Why the score of a run fell: its folder --> spans, scores --> runs/spans.py, falls.py --> `Fall`.
 
 Reads `metrics.jsonl`, and of the stored trajectories only the files of the two spans. fall_pages.py
 shows it.
@@ -19,17 +19,8 @@ from agent_r1.console.series import RunMetrics
 from agent_r1.evaluation.statistics import Estimate, paired_difference
 from agent_r1.learner.weights.canary import MEAN_DLOGP
 from agent_r1.reward.components import ASKING
-from agent_r1.runs.falls import (
-    FINE,
-    Case,
-    Change,
-    Explanation,
-    Floats,
-    Span,
-    compare_spans,
-    explain,
-    find_fall,
-)
+from agent_r1.runs.falls import FINE, Case, Explanation, explain
+from agent_r1.runs.spans import Change, Floats, Span, compare_spans, find_fall
 from agent_r1.runs.store import StoredFile, stored_files
 
 REWARD = "reward"

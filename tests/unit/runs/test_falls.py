@@ -9,15 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent_r1.runs.falls import (
-    Case,
-    Explanation,
-    Floats,
-    compare_spans,
-    explain,
-    find_fall,
-    t_quantile,
-)
+from agent_r1.runs.falls import Case, Explanation, explain
+from agent_r1.runs.spans import Floats, compare_spans, find_fall, t_quantile
 
 NEAR = 0.01
 ALARMS = 10
